@@ -1,0 +1,92 @@
+# make demo | test | bench | lint | format | cpp-test | clean      PYTHON=python3.12 chooses the interpreter.
+# Needs git, Python 3.11 or newer (with its headers and venv) and a C++17 compiler; everything else comes from PyPI.
+
+SHELL := /bin/bash
+
+# Usable: new enough, can make a virtual environment, has the headers that an extension module needs.
+USABLE := import ensurepip, os, sys, sysconfig; \
+  sys.exit(sys.version_info < (3, 11) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+ifndef PYTHON
+  PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+    "$$p" -c '$(USABLE)' 2>/dev/null && { echo "$$p"; break; }; done)
+endif
+VERSION := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV := .venv-$(VERSION)
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+# Extension module and Python files: a change of one reinstalls the package.
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake xla_ffi jaxring -type f \
+  \( -name '*.cmake' -o -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name 'py.typed' \))
+CXX_FILES = $(shell find xla_ffi tests \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
+
+# One test at a time per core; each has its own deadline, so that nothing can hang a build.
+PYTEST_ARGS ?= -n 2 --timeout 180
+BENCH_ARGS ?= allreduce -n 2 -b 16 -e 64M -f 4 --against lax
+# CPP_TESTS=0 leaves the C++ tests out of `make test`.
+CPP_TESTS ?= 1
+# What CMake gets for `make cpp-test`; .ci/run passes a sanitizer here.
+CPP_BUILD ?= build/cpp
+CPP_ARGS ?=
+CTEST ?= ctest
+
+.PHONY: demo test python-test cpp-test bench lint format lint-tools clean check-tools
+
+demo: $(VENV)/installed
+	$(VENV)/bin/python examples/demo.py
+
+test: python-test
+ifneq ($(CPP_TESTS),0)
+	$(MAKE) cpp-test PYTHON="$(PYTHON)"
+endif
+
+# PYTHONSAFEPATH keeps the source tree out of sys.path: the installed package is what is tested.
+python-test: $(VENV)/installed
+	@$(VENV)/bin/python -c 'from importlib.metadata import version as v; import sys; \
+	  print("Python", sys.version.split()[0], "jax", v("jax"), "jaxlib", v("jaxlib"), "numpy", v("numpy"))'
+	PYTHONSAFEPATH=1 $(VENV)/bin/pytest $(PYTEST_ARGS) tests
+
+bench: $(VENV)/installed
+	$(VENV)/bin/jaxring bench $(BENCH_ARGS)
+
+$(VENV)/installed: $(SOURCES) | check-tools
+	test -x $(VENV)/bin/python || "$(PYTHON)" -m venv $(VENV)
+	$(PIP) install '.[test,examples]'
+	touch $@
+
+check-tools:
+	@test -n "$(VERSION)" || { echo "jaxring: no usable Python 3.11 or newer was found (it needs its headers and the\
+	 venv module; Debian: apt-get install python3-dev python3-venv); install one or pass PYTHON=/path/to/python." >&2; exit 1; }
+	@"$(PYTHON)" -c '$(USABLE)' || { echo "jaxring: $(PYTHON) is Python $(VERSION), but 3.11 or newer with its headers and\
+	 the venv module is needed (Debian: apt-get install python3-dev python3-venv); pass another with PYTHON=." >&2; exit 1; }
+	@test -n "$$CXX" || command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	 { echo "jaxring: no C++ compiler was found; install one (Debian: apt-get install g++) or set CXX." >&2; exit 1; }
+
+# GoogleTest isn't on PyPI, so the system's is used where there is one.
+cpp-test: $(VENV)/installed
+	@if echo '#include <gtest/gtest.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1; then \
+	  set -e; \
+	  $(PIP) install cmake ninja; \
+	  export PATH="$$PWD/$(VENV)/bin:$$PATH"; \
+	  cmake -S . -B $(CPP_BUILD) -G Ninja -DJAXRING_PYTHON=OFF -DJAXRING_CPP_TESTS=ON $(CPP_ARGS) >$(CPP_BUILD).log \
+	    || { cat $(CPP_BUILD).log; exit 1; }; \
+	  cmake --build $(CPP_BUILD); \
+	  $(CTEST) --test-dir $(CPP_BUILD) --output-on-failure -j 2; \
+	else \
+	  echo "cpp-test: skipped, GoogleTest is not installed (Debian: apt-get install libgtest-dev)"; \
+	fi
+
+lint-tools: $(VENV)/installed
+	$(PIP) install ruff 'pyright[nodejs]' clang-format pytest absl-py
+
+lint: lint-tools
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+format: lint-tools
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist .venv-* jaxring/_native*.so jaxring/_native.pyi
