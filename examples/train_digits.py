@@ -104,7 +104,7 @@ def mean_over_ranks(world: World) -> Callable[[Tree], Tree]:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training images, training labels, test images, test labels; images are float32[n, 8, 8, 1]."""
+    """Training and test set, images before labels; images are float32[n, 8, 8, 1]."""
     from sklearn.datasets import load_digits as load
 
     data: Any = load()
