@@ -82,7 +82,7 @@ struct Extreme {
   static constexpr bool supports = !is_complex_v<T>;
   template <typename T>
   JR_HOST_DEVICE JR_INLINE T operator()(T a, T b) const {
-    T result = kIsMin ? (a < b ? a : b) : (a < b ? b : a);
+    T result = (kIsMin ? a < b : b < a) ? a : b;  // b also if either is NaN
     if constexpr (std::is_floating_point_v<T>) {
       using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
       const Bits bits_a = bit_cast<Bits>(a), bits_b = bit_cast<Bits>(b);
@@ -90,7 +90,6 @@ struct Extreme {
       const T equal = bit_cast<T>(kIsMin ? bits_a | bits_b : bits_a & bits_b);
       result = a == b ? equal : result;
       result = a != a ? a : result;
-      result = b != b ? b : result;
     }
     return result;
   }

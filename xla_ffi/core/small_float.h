@@ -42,60 +42,73 @@ struct SmallFloat {
   }
 
  private:
+  // Signed, as all values are below 2^31: SSE2 and AVX2 compare signed integers only.
   static constexpr int kShift = 23 - kMantissaBits;  // from our mantissa to a float's
-  static constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
-  static constexpr uint32_t kMagnitude = kSign - 1;
-  static constexpr uint32_t kInfinity = kMagnitude & ~((1u << kMantissaBits) - 1);  // kIeee only
-  static constexpr uint32_t kLargest = kSpecial == Special::kIeee         ? kInfinity - 1
-                                       : kSpecial == Special::kNanAllOnes ? kMagnitude - 1
-                                                                          : kMagnitude;
-  static constexpr uint32_t kFloatInfinity = 0x7f800000u;
-  static constexpr uint32_t kFloatQuietNan = 0x7fc00000u;
   static constexpr int kSignShift = 31 - (kExponentBits + kMantissaBits);
+  static constexpr int32_t kSign = 1 << (kExponentBits + kMantissaBits);
+  static constexpr int32_t kMagnitude = kSign - 1;
+  static constexpr int32_t kInfinity = kMagnitude & ~((1 << kMantissaBits) - 1);  // kIeee only
+  static constexpr int32_t kLargest = kSpecial == Special::kIeee         ? kInfinity - 1
+                                      : kSpecial == Special::kNanAllOnes ? kMagnitude - 1
+                                                                         : kMagnitude;
+  static constexpr int32_t kFloatInfinity = 0x7f800000;
+  static constexpr int32_t kFloatQuiet = 1 << 22;
+  static constexpr int32_t kFloatNan = kFloatInfinity | kFloatQuiet;
   static constexpr bool kHasFloatExponent = kExponentBits == 8 && kBias == 127;  // bfloat16
 
   static JR_HOST_DEVICE JR_INLINE float decode(Bits bits) {
-    const uint32_t sign = (bits & kSign) << kSignShift;
-    const uint32_t magnitude = bits & kMagnitude;
-    uint32_t result = magnitude << kShift;
-    if constexpr (!kHasFloatExponent) {
+    if constexpr (kHasFloatExponent) {
+      return bit_cast<float>(uint32_t{bits} << kShift);
+    } else {
+      const int32_t magnitude = bits & kMagnitude;
       // Moves the exponent; exact, and turns denormals into normal numbers by itself.
-      const float rescale = bit_cast<float>(uint32_t{127 + 127 - kBias} << 23);
-      result = bit_cast<uint32_t>(bit_cast<float>(result) * rescale);
+      const float rescale = bit_cast<float>((127 + 127 - kBias) << 23);
+      int32_t result = bit_cast<int32_t>(bit_cast<float>(magnitude << kShift) * rescale);
       if constexpr (kSpecial == Special::kIeee) {
-        const uint32_t quiet = magnitude > kInfinity ? kFloatQuietNan : kFloatInfinity;
+        const int32_t quiet = magnitude > kInfinity ? kFloatNan : kFloatInfinity;
         result = magnitude >= kInfinity ? (magnitude << kShift) | quiet : result;
       } else if constexpr (kSpecial == Special::kNanAllOnes) {
-        result = magnitude == kMagnitude ? kFloatQuietNan : result;
+        result = magnitude == kMagnitude ? kFloatNan : result;
       } else {
-        result = bits == kSign ? kFloatQuietNan : result;
+        result = bits == kSign ? kFloatNan : result;
       }
+      const uint32_t sign = uint32_t{bits} << kSignShift & 0x80000000u;
+      return bit_cast<float>(static_cast<uint32_t>(result) | sign);
     }
-    return bit_cast<float>(result | sign);
+  }
+
+  // Adds just under one half of the last place kept, or one half if that place is odd; a carry into
+  // the exponent is right as it stands.
+  template <typename Integer>
+  static JR_HOST_DEVICE JR_INLINE Integer round_at_shift(Integer bits) {
+    return bits + ((1 << (kShift - 1)) - 1) + ((bits >> kShift) & 1);
   }
 
   static JR_HOST_DEVICE JR_INLINE Bits encode(float value) {
-    const uint32_t float_bits = bit_cast<uint32_t>(value);
-    const uint32_t magnitude = float_bits & 0x7fffffffu;
-    uint32_t sign = (float_bits >> kSignShift) & kSign;
-
-    // Rounds by adding just under one half of the last place kept (a half if that place is odd); a
-    // carry into the exponent is right as it stands.
-    const uint32_t rounded = magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1u);
-    uint32_t result = (rounded >> kShift) - (uint32_t{127 - kBias} << kMantissaBits);
-    if constexpr (!kHasFloatExponent) {
-      // Below the smallest normal number: adding a number whose last place is our denormals' unit
-      // makes the float adder do the rounding; the integer difference is the code.
-      const uint32_t smallest_normal = uint32_t{127 - kBias + 1} << 23;
-      const uint32_t unit = uint32_t{127 - kBias + 1 + kShift} << 23;
-      const float shifted = bit_cast<float>(magnitude) + bit_cast<float>(unit);
-      result = magnitude < smallest_normal ? bit_cast<uint32_t>(shifted) - unit : result;
+    const uint32_t bits = bit_cast<uint32_t>(value);
+    const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffffu);
+    if constexpr (kHasFloatExponent) {
+      const uint32_t rounded = round_at_shift(bits);
+      return static_cast<Bits>((magnitude > kFloatInfinity ? bits | kFloatQuiet : rounded) >>
+                               kShift);
+    } else {
+      return encode_magnitude(magnitude, static_cast<int32_t>(bits >> kSignShift) & kSign);
     }
+  }
+
+  static JR_HOST_DEVICE JR_INLINE Bits encode_magnitude(int32_t magnitude, int32_t sign) {
+    // Infinity and NaN, which would overflow below, are set right at the end.
+    const int32_t finite = magnitude < kFloatInfinity ? magnitude : kFloatInfinity;
+    int32_t result = (round_at_shift(finite) >> kShift) - ((127 - kBias) << kMantissaBits);
+    // Below the smallest normal number: adding a number whose last place is our denormals' unit
+    // makes the float adder do the rounding; the integer difference is the code.
+    const int32_t smallest_normal = (127 - kBias + 1) << 23;
+    const int32_t unit = (127 - kBias + 1 + kShift) << 23;
+    const float shifted = bit_cast<float>(magnitude) + bit_cast<float>(unit);
+    result = magnitude < smallest_normal ? bit_cast<int32_t>(shifted) - unit : result;
     if constexpr (kSpecial == Special::kIeee) {
-      const uint32_t nan =
-          kInfinity | (1u << (kMantissaBits - 1)) | ((magnitude & 0x007fffffu) >> kShift);
-      result = magnitude >= kFloatInfinity ? kInfinity : result;
-      result = result > kInfinity ? kInfinity : result;
+      const int32_t nan = kInfinity | (kFloatQuiet | (magnitude & 0x007fffff)) >> kShift;
+      result = result < kInfinity ? result : kInfinity;
       result = magnitude > kFloatInfinity ? nan : result;
     } else {
       const bool is_nan = magnitude >= kFloatInfinity || result > kLargest;

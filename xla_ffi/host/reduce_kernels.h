@@ -21,13 +21,12 @@ struct Operand {
 //
 // One operand is a converting copy. dst may be the same address as one operand of the same element
 // size; other overlap is not allowed. Pointers need their element's alignment only. supports(op,
-// dtype) must hold; 1 <= operand_count. The result is the same, bit for bit, on every CPU level and
-// whatever the calling thread's flush-to-zero flags are (XLA's threads set them, ours don't).
+// dtype) must hold; 1 <= operand_count. The result is the same on every CPU level, bit for bit but
+// for the payloads of NaNs, and whatever the calling thread's flush-to-zero flags are.
 void fold(DType dtype, ReduceOp op, const Operand* operands, int operand_count, void* dst,
           bool dst_partial, int64_t count, int64_t divisor);
 
-// The instruction-set level in use: "baseline", "x86-64-v3", "x86-64-v4". The environment variable
-// JAXRING_CPU_LEVEL lowers it (for tests and comparisons).
+// The instruction-set level in use: "x86-64-v4", "x86-64-v3" or "baseline".
 const char* cpu_level();
 
 }  // namespace jaxring
