@@ -232,10 +232,9 @@ def main(_) -> None:
     if FLAGS.mode == "communicator" and FLAGS.collectives == "lax":
         raise app.UsageError("lax has no collectives without a mesh; use --mode mesh or jaxring.")
     jax.config.update("jax_platforms", "cpu")
-    if not jax.distributed.is_initialized():  # else `jaxring run --distributed` was here before
-        jax.config.update("jax_num_cpu_devices", FLAGS.devices)
-        if FLAGS.mode == "mesh":
-            jax.distributed.initialize()  # finds Slurm, Open MPI, …
+    jax.config.update("jax_num_cpu_devices", FLAGS.devices)
+    if FLAGS.mode == "mesh" and not jax.distributed.is_initialized():
+        jax.distributed.initialize()  # finds Slurm, Open MPI, …; `jaxring run --distributed` did it
     world = communicator_world() if FLAGS.mode == "communicator" else mesh_world()
     if FLAGS.batch % world.size:
         raise app.UsageError(f"--batch={FLAGS.batch} is not divisible by {world.size} ranks.")
