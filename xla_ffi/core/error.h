@@ -21,6 +21,10 @@ enum class ErrorKind : uint8_t {
 #undef JR_KIND
 };
 
+#define JR_KIND(name) +1
+inline constexpr int kErrorKindCount = 0 JR_ERROR_KINDS(JR_KIND);
+#undef JR_KIND
+
 inline std::string_view name_of(ErrorKind kind) {
   switch (kind) {
 #define JR_KIND(name)       \

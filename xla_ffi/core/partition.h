@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/macros.h"
+#include "xla_ffi/core/macros.h"
 
 namespace jaxring {
 

@@ -1,7 +1,7 @@
 // Who talks to whom: pure functions of rank and world size.
 #pragma once
 
-#include "core/macros.h"
+#include "xla_ffi/core/macros.h"
 
 namespace jaxring {
 
@@ -56,12 +56,12 @@ struct TreeNode {
 // The in-order binary tree over ranks 0..n-1: a rank's height is the number of its trailing zero bits.
 //
 //    0 ----------- 8              n = 12
-//             ____/ \____
-//            4           10
-//          /   \        /  \
-//         2     6      9    11
-//        / \   / \
-//       1   3 5   7
+//             ____/ \____          .
+//            4           10        .
+//          /   \        /  \       .
+//         2     6      9    11     .
+//        / \   / \                 .
+//       1   3 5   7                .
 //
 // Odd ranks are leaves, so mirroring or shifting the ranks gives a second tree in which nearly every
 // inner node of the first is a leaf: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009.
