@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -293,7 +293,7 @@ def stats(reset: bool = False) -> list[dict[str, Any]]:
     return _native.stats(reset)
 
 
-errors.add_details_source(_native.error_details)
+errors.add_details_source(cast(Any, _native.error_details))
 config.subscribe("timeout_s", lambda value: _native.set_setting("timeout_s", value))
 config.subscribe("warn_s", lambda value: _native.set_setting("warn_s", value))
 config.subscribe("log_level", lambda value: logging.getLogger("jaxring").setLevel(value.upper()))
