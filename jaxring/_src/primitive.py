@@ -1,0 +1,246 @@
+"""Defines a JAX primitive from its rules, and emits the one custom call that all of them lower to.
+
+Only this module (and `jaxring.communicator`) knows the native module.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxring import _native
+from jaxring._src import axes
+from jaxring.communicator import ensure_mesh
+from jaxring.errors import UsageError
+
+TARGET = "jaxring_collective"
+PLATFORMS = ("cpu",)  # those with a backend
+
+
+# -- A primitive from its rules ---------------------------------------------------------------------------
+
+
+def define(
+    name: str,
+    *,
+    abstract_eval: Callable[..., Any],
+    lower: Callable[..., Any],
+    batch: Callable[..., Any],
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any],
+    without_backend: Callable[..., Any],
+) -> Primitive:
+    """A primitive of several operands and as many results, with its rules registered.
+
+    Args:
+      abstract_eval: (*avals, **params) -> (result avals, effects).
+      lower: (ctx, *values, **params) -> values, on the platforms that have a backend.
+      batch: (axis_data, values, dims, **params) -> (results, dims), a bound vmap axis included.
+      jvp: (primals, tangents, **params) -> (results, tangents).
+      transpose: (cotangents, *operands, **params) -> cotangents.
+      without_backend: like `lower`, for any other platform.
+    """
+    p = Primitive(name)
+    p.multiple_results = True
+    p.def_impl(functools.partial(xla.apply_primitive, p))
+    p.def_effectful_abstract_eval(abstract_eval)
+    batching.fancy_primitive_batchers[p] = batch
+    ad.primitive_jvps[p] = jvp
+    ad.primitive_transposes[p] = transpose
+    # cacheable=False: a cached lowering would give the same call index to all calls with equal parameters.
+    mlir.register_lowering(p, without_backend, cacheable=False)
+    for platform in PLATFORMS:
+        mlir.register_lowering(p, lower, platform=platform, cacheable=False)
+    return p
+
+
+def jvp_of_linear(bind: Callable[..., Sequence[Any]], primals: Any, tangents: Any) -> Any:
+    """The JVP of a linear primitive: itself, on those tangents that are not zero, in one call."""
+    results = bind(*primals)
+    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+    return results, _on_live(bind, tangents, [type(t) is not ad.Zero for t in tangents], zeros)
+
+
+def transpose_of_linear(bind: Callable[..., Sequence[Any]], cotangents: Any, operands: Any) -> Any:
+    """Cotangents of the linear operands: `bind` of those cotangents that are not zero, in one call."""
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    live = [
+        is_linear and type(ct) is not ad.Zero
+        for is_linear, ct in zip(linear, cotangents, strict=True)
+    ]
+    rest = [
+        ad.Zero(x.aval) if is_linear else None
+        for is_linear, x in zip(linear, operands, strict=True)
+    ]
+    return _on_live(bind, cotangents, live, rest)
+
+
+def _on_live(
+    f: Callable[..., Sequence[Any]], values: Any, live: Sequence[bool], others: Sequence[Any]
+) -> list[Any]:
+    chosen = [v for v, is_live in zip(values, live, strict=True) if is_live]
+    results = iter(f(*chosen) if chosen else ())
+    return [next(results) if is_live else o for is_live, o in zip(live, others, strict=True)]
+
+
+# -- Lowering ---------------------------------------------------------------------------------------------
+
+
+def groups_of(ctx: mlir.LoweringRuleContext, where: axes.Where, call: str) -> list[list[int]]:
+    """The groups of partition ids of a call; none in communicator mode.
+
+    Raises:
+      UsageError: a Communicator in a program for several devices, where one process would be several ranks.
+    """
+    context: Any = ctx.module_context.axis_context
+    if not where.communicator:
+        return axes.partition_groups(context.mesh, where)
+    mesh = getattr(context, "mesh", None)
+    devices = context.num_devices if mesh is None else mesh.size
+    if devices not in (None, 1):
+        raise UsageError(
+            f"{call}: with a Communicator each process computes on one device, but this program is for {devices};"
+            " reduce over a mesh axis instead, or place the arguments on one device"
+        )
+    return []
+
+
+def emit(
+    ctx: mlir.LoweringRuleContext,
+    operands: Sequence[Any],
+    *,
+    collective: str,
+    op: str,
+    algorithm: str,
+    groups: Sequence[Sequence[int]],
+    where: axes.Where,
+    how: Any,
+) -> Sequence[Any]:
+    """Emits the custom call: the partition id and `operands` in, values of `ctx.avals_out` out."""
+    ensure_registered()
+    device_ids, processes = [], []
+    if not where.communicator:
+        device_ids, processes = axes.devices_of(ctx.module_context.axis_context.mesh)
+    if device_ids:
+        ensure_mesh(
+            [[device_ids[i] for i in g] for g in groups],
+            dict(zip(device_ids, processes, strict=True)),
+        )
+    module, call = _site(ctx.module_context.module)
+    attributes = dict(
+        collective=collective,
+        op=op,
+        algorithm=algorithm,
+        name=how.name,
+        communicator=where.communicator,
+        group_members=_int64(itertools.chain(*groups)),
+        group_sizes=_int64(len(g) for g in groups),
+        device_ids=_int64(device_ids),
+        processes=_int64(processes),
+        call=np.int64(call),
+        module=module,
+        deterministic=how.deterministic,
+        chunk_bytes=np.int64(how.chunk_bytes),
+    )
+    # Set on the HLO only: XLA must not merge, hoist or drop calls, but a JAX effect would cost ~100 us a launch.
+    rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
+    partition_aval = jax.core.ShapedArray((), np.dtype(np.int32))
+    inner = ctx.replace(primitive=None, avals_in=[partition_aval, *ctx.avals_in])
+    return rule(inner, _partition_id(ctx, where), *operands, **attributes)
+
+
+def _int64(values: Any) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _partition_id(ctx: mlir.LoweringRuleContext, where: axes.Where) -> Any:
+    """An s32 scalar: the position in the mesh of the device that runs."""
+    if where.communicator:
+        return mlir.ir_constant(np.int32(0))
+    context: Any = ctx.module_context.axis_context
+    mesh = context.mesh
+    if set(mesh.axis_names) == set(context.manual_axes):
+        scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        return stablehlo.convert(scalar, stablehlo.partition_id())
+
+    # XLA refuses partition_id where it partitions some axes itself; axis_index knows a way there.
+    def position() -> Any:
+        index: Any = np.int32(0)
+        for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
+            index = index * np.int32(size) + (
+                lax.axis_index(axis) if axis in context.manual_axes else 0
+            )
+        return index
+
+    return mlir.lower_fun(position, multiple_results=False)(
+        ctx.replace(primitive=None, avals_in=[])
+    )[0]
+
+
+# -- Where a call stands ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Module:
+    name: str
+    calls: itertools.count[int]
+
+
+_lock = threading.Lock()
+_modules: weakref.WeakKeyDictionary[Any, _Module] = weakref.WeakKeyDictionary()
+_modules_of_name: collections.Counter[str] = collections.Counter()
+
+
+def _site(module: Any) -> tuple[str, int]:
+    """(identity of the module that is being lowered, index of this call in it, in program order)."""
+    with _lock:
+        entry = _modules.get(module)
+        if entry is None:
+            name = ir.StringAttr(module.operation.attributes["sym_name"]).value
+            entry = _Module(f"{name}#{_modules_of_name[name]}", itertools.count())
+            _modules_of_name[name] += 1
+            _modules[module] = entry
+        return entry.name, next(entry.calls)
+
+
+# -- The native module ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def lists() -> dict[str, Any]:
+    """The native lists of collectives, ops, dtypes and algorithms."""
+    return _native.lists()
+
+
+_registered = False
+
+
+def ensure_registered() -> None:
+    """Registers the handler with XLA, once; done at the first lowering.
+
+    The CPU backend has to exist before: with a State type registered too early it fails to initialise.
+    """
+    global _registered
+    with _lock:
+        if _registered:
+            return
+        jax.devices("cpu")
+        for name, registration in _native.ffi_types().items():
+            jax.ffi.register_ffi_type(name, registration, platform="cpu")
+        for name, handler in _native.ffi_registrations().items():
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        _registered = True
