@@ -27,6 +27,12 @@
 #define JR_INDEPENDENT_ITERATIONS
 #endif
 
+#if defined(__has_builtin)
+#define JR_HAS_BUILTIN(name) __has_builtin(name)
+#else
+#define JR_HAS_BUILTIN(name) 0
+#endif
+
 // Bytes of a cache line: what two writers must keep apart. 64 on x86-64 and on the aarch64 servers
 // that run Linux.
 #define JR_CACHE_LINE 64

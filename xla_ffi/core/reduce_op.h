@@ -36,6 +36,24 @@ inline constexpr int kReduceOpCount = 0 JR_FOR_EACH_REDUCE_OP(JR_X);
 template <typename T>
 using WrappingOf = std::conditional_t<(sizeof(T) > 4), uint64_t, uint32_t>;
 
+// a * b, rounded: never fused with an addition that follows, so that hosts and devices with and
+// without fused multiply-add agree. -ffp-contract=off is not enough: GCC 12 vectorises the complex
+// product with vfmaddsub nevertheless.
+template <typename T>
+JR_HOST_DEVICE JR_INLINE T product(T a, T b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 4) {
+    return __fmul_rn(a, b);
+  } else {
+    return __dmul_rn(a, b);
+  }
+#elif JR_HAS_BUILTIN(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(a * b);
+#else
+  return a * b;
+#endif
+}
+
 // A functor combines two accumulators; `supports<T>` says for which storage types it has a meaning.
 
 struct Sum {
@@ -65,7 +83,7 @@ struct Prod {
   template <typename T>
   JR_HOST_DEVICE JR_INLINE T operator()(T a, T b) const {
     if constexpr (is_complex_v<T>) {
-      return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+      return {product(a.re, b.re) - product(a.im, b.im), product(a.re, b.im) + product(a.im, b.re)};
     } else if constexpr (std::is_integral_v<T>) {
       return static_cast<T>(WrappingOf<T>(a) * WrappingOf<T>(b));
     } else {

@@ -28,13 +28,16 @@ struct Levels {
   CpuLevel list[kMaxLevels];
   int count = 0;
 
+  void add(const char* name, const KernelTable& kernels) { list[count++] = {name, &kernels}; }
+
   Levels() {
+    // clang-format off
 #define JR_LEVEL(identifier, name) \
-  if (__builtin_cpu_supports(name)) list[count++] = {name, &identifier::kernel_table};
-    JR_CPU_LEVELS  // clang-format off
+    if (__builtin_cpu_supports(name)) add(name, identifier::kernel_table);
+    JR_CPU_LEVELS
 #undef JR_LEVEL
-                   // clang-format on
-        list[count++] = {"baseline", &baseline::kernel_table};
+    // clang-format on
+    add("baseline", baseline::kernel_table);
   }
 };
 
