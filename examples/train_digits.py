@@ -55,6 +55,11 @@ class World(NamedTuple):
     place: Callable[[np.ndarray], Any]  # a batch -> each rank's share of it
 
 
+class Dataset(NamedTuple):
+    images: np.ndarray  # float32[n, 8, 8, 1] in 0..1
+    labels: np.ndarray  # int32[n]
+
+
 def mesh_world() -> World:
     """The ranks are the devices of one mesh, in this process or in several."""
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
@@ -103,23 +108,24 @@ def mean_over_ranks(world: World) -> Callable[[Tree], Tree]:
     return lambda tree: jaxring.allreduce(tree, world.axis, op="mean", algorithm=FLAGS.algorithm)
 
 
-def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training and test set, images before labels; images are float32[n, 8, 8, 1]."""
+def load_digits() -> tuple[Dataset, Dataset]:
+    """The training set and the test set."""
     from sklearn.datasets import load_digits as load
 
     data: Any = load()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = (data.images[order, :, :, None] / 16).astype(np.float32)
     labels = data.target[order].astype(np.int32)
-    return images[TEST_IMAGES:], labels[TEST_IMAGES:], images[:TEST_IMAGES], labels[:TEST_IMAGES]
+    train, test = slice(TEST_IMAGES, None), slice(TEST_IMAGES)
+    return Dataset(images[train], labels[train]), Dataset(images[test], labels[test])
 
 
-def batches(images, labels, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(data: Dataset, epoch: int) -> Iterator[Dataset]:
     """Batches of equal size in an order that depends on the seed and the epoch alone."""
-    order = np.random.default_rng([FLAGS.seed, epoch]).permutation(len(labels))
+    order = np.random.default_rng([FLAGS.seed, epoch]).permutation(len(data.labels))
     for start in range(0, len(order) - FLAGS.batch + 1, FLAGS.batch):
         chosen = order[start : start + FLAGS.batch]
-        yield images[chosen], labels[chosen]
+        yield Dataset(data.images[chosen], data.labels[chosen])
 
 
 def init_params(seed: int) -> Tree:
@@ -159,22 +165,26 @@ def mean_loss(params: Tree, images, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, images), labels).mean()
 
 
-def train(world: World, mean: Callable[[Tree], Tree], data) -> dict[str, Any]:
+def accuracy(params: Tree, data: Dataset) -> float:
+    return float((logits(params, data.images).argmax(-1) == data.labels).mean())
+
+
+def train(world: World, mean: Callable[[Tree], Tree], data: Dataset) -> dict[str, Any]:
     """Trains and returns parameters, the loss of every step and the median time of a step."""
     optimizer = optax.adam(FLAGS.learning_rate)
 
-    def step(params, opt_state, images, labels):
+    def step_of_a_rank(params, opt_state, images, labels):
         loss, grads = jax.value_and_grad(mean_loss)(world.local(params), images, labels)
         loss, grads = mean((loss, grads))
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    step = world.compile(step, replicated=2, sharded=2)
+    step = world.compile(step_of_a_rank, replicated=2, sharded=2)
     params = init_params(FLAGS.seed)
     opt_state = optimizer.init(params)
     losses, step_s = [], []
     for epoch in range(FLAGS.epochs):
-        for images, labels in batches(*data, epoch):
+        for images, labels in batches(data, epoch):
             start = time.perf_counter()
             params, opt_state, loss = step(
                 params, opt_state, world.place(images), world.place(labels)
@@ -208,7 +218,7 @@ def engine_stats() -> list[dict[str, Any]]:
 
 def measure(world: World) -> dict[str, Any]:
     """Trains, tests, and returns everything worth knowing about it, ready for JSON."""
-    *training_set, test_images, test_labels = load_digits()
+    training_set, test_set = load_digits()
     mean = mean_over_ranks(world)
     result = train(world, mean, training_set)
     stats = engine_stats()  # before the reductions that time_of_a_reduction_ms adds
@@ -219,7 +229,7 @@ def measure(world: World) -> dict[str, Any]:
         "mode": FLAGS.mode,
         "ranks": world.size,
         "losses": result["losses"],
-        "test_accuracy": float((logits(params, test_images).argmax(-1) == test_labels).mean()),
+        "test_accuracy": accuracy(params, test_set),
         "params_sha256": hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest(),
         "gradient_bytes": sum(leaf.nbytes for leaf in leaves),
         "step_ms": result["step_ms"],
