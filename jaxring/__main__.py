@@ -1,0 +1,3 @@
+from jaxring.cli.main import main
+
+main()

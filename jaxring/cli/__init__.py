@@ -1,0 +1,1 @@
+"""The command `jaxring`; also `python -m jaxring`."""
