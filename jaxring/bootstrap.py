@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxring import errors
 from jaxring._src import rendezvous
 from jaxring._src.placement import Placement, discover, multi_host
@@ -24,6 +26,7 @@ from jaxring._src.store import (
     format_address,
     parse_address,
 )
+from jaxring.config import config
 
 __all__ = [
     "KeyValueStore",
@@ -32,6 +35,7 @@ __all__ = [
     "discover",
     "exchange",
     "host_identity",
+    "initialize_jax_distributed",
     "require_one_host",
 ]
 
@@ -167,3 +171,25 @@ def require_one_host(table: Mapping[int, Mapping[str, Any]]) -> None:
             f"ranks are on different hosts or in different containers ({', '.join(names)}): "
             f"{multi_host(len(table))}"
         )
+
+
+def initialize_jax_distributed() -> None:
+    """Joins jax.distributed under the rank that `jaxring run` gave; rank 0 finds a free port."""
+    placement = discover()
+    if placement.coordinator is None:
+        raise errors.UsageError("no coordinator: start this process by `jaxring run --distributed`")
+    store = connect(placement, config.timeout_s)
+    if placement.rank == 0:
+        host, _ = parse_address(placement.coordinator)
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, 0), family=family) as free:
+            store.set("jax.distributed", format_address(host, free.getsockname()[1]))
+    # Several processes of a host share its GPUs: each takes the one of its number.
+    several = int(os.environ.get("JAXRING_LOCAL_WORLD_SIZE", "1")) > 1
+    jax.distributed.initialize(
+        store.get("jax.distributed", config.timeout_s),
+        num_processes=placement.world_size,
+        process_id=placement.rank,
+        local_device_ids=[int(os.environ["JAXRING_LOCAL_RANK"])] if several else None,
+        cluster_detection_method="deactivate",
+    )

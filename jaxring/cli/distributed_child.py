@@ -7,39 +7,13 @@ from __future__ import annotations
 
 import os
 import runpy
-import socket
 import sys
 
-import jax
-
-from jaxring import bootstrap
-from jaxring._src.store import format_address, parse_address
-from jaxring.config import config
-
-
-def initialize() -> None:
-    """Joins jax.distributed under the rank that `jaxring run` gave; rank 0 finds a free port."""
-    placement = bootstrap.discover()
-    assert placement.coordinator is not None
-    store = bootstrap.connect(placement, config.timeout_s)
-    if placement.rank == 0:
-        host, _ = parse_address(placement.coordinator)
-        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, 0), family=family) as free:
-            store.set("jax.distributed", format_address(host, free.getsockname()[1]))
-    # Several processes of a host share its GPUs: each takes the one of its number.
-    several = int(os.environ.get("JAXRING_LOCAL_WORLD_SIZE", "1")) > 1
-    jax.distributed.initialize(
-        store.get("jax.distributed", config.timeout_s),
-        num_processes=placement.world_size,
-        process_id=placement.rank,
-        local_device_ids=[int(os.environ["JAXRING_LOCAL_RANK"])] if several else None,
-        cluster_detection_method="deactivate",
-    )
+from jaxring.bootstrap import initialize_jax_distributed
 
 
 def main(arguments: list[str]) -> None:
-    initialize()
+    initialize_jax_distributed()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
