@@ -65,8 +65,9 @@ def remove_all() -> None:
 
 def read(name: str) -> tuple[Address, str] | None:
     """Address and secret, or None when there is no (whole) file yet."""
+    path = _path(name)
     try:
-        with open(_path(name)) as f:
+        with open(path) as f:
             found = json.load(f)
         return (str(found["address"][0]), int(found["address"][1])), str(found["secret"])
     except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):

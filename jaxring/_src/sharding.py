@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ def _is_structure(dataset: Any) -> bool:
     """Whether it is a container of arrays to cut, not a sequence of samples.
 
     A list is a sequence, also a list of arrays; a tuple such as (images, labels) is a container."""
-    if isinstance(dataset, list | str | bytes | range) or _is_array(dataset):
+    if isinstance(dataset, list | str | bytes | range | Iterator) or _is_array(dataset):
         return False
     leaves = jax.tree.leaves(dataset)
     is_container = not (len(leaves) == 1 and leaves[0] is dataset)
