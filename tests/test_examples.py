@@ -1,0 +1,102 @@
+"""The example trains the same with lax and with jaxring, and the demo's checks are able to fail."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("optax")
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> dict:
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    file = folder / "report.json"
+    script = str(EXAMPLES / "train_digits.py")
+    done = subprocess.run(
+        [sys.executable, *launcher, script, "--epochs=2", f"--json={file}", *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text())
+
+
+def test_training_equals_lax_on_devices_and_processes(tmp_path):
+    lax = train(tmp_path, "--collectives=lax", "--devices=2")
+    devices = train(tmp_path, "--collectives=jaxring", "--devices=2", "--algorithm=ring")
+    processes = train(
+        *(tmp_path, "--mode=communicator"), launcher=("-m", "jaxring", "run", "-n", "2")
+    )
+    for report in (devices, processes):
+        np.testing.assert_allclose(report["losses"], lax["losses"], 1e-5, 1e-6)
+        assert report["ranks"] == 2
+        (entry,) = report["stats"]
+        assert entry["collective"] == "allreduce"
+        assert entry["operations"] >= len(report["losses"])
+        assert entry["bytes_sent"] >= report["gradient_bytes"] * len(report["losses"])
+    assert devices["stats"][0]["algorithm"] == "ring"
+    assert devices["stats"][0]["transport"] != processes["stats"][0]["transport"]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
+    with pytest.raises(AssertionError, match="--batch=9 is not divisible by 2 ranks"):
+        train(tmp_path, "--collectives=lax", "--devices=2", "--batch=9")
+
+
+@pytest.fixture
+def reports():
+    demo = load("demo")
+    stats = [{"collective": "allreduce", "operations": 5}]
+    return demo, {
+        run: {
+            "collectives": run.collectives,
+            "losses": [1.0, 0.5],
+            "params_sha256": "0",
+            "test_accuracy": 0.97,
+            "stats": stats if run.collectives == "jaxring" else [],
+        }
+        for run in demo.RUNS
+    }
+
+
+def test_the_demo_passes_when_all_is_well(reports):
+    demo, by_run = reports
+    assert demo.failures(by_run) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"test_accuracy": 0.94}, "test accuracy 0.9400 < 0.95"),
+        ({"losses": [1.0, 0.501]}, "a loss differs from lax's by 0.001"),
+        ({"losses": [1.0, 0.5 + 1e-7]}, "not the bits of the first run"),
+        ({"params_sha256": "1"}, "not the bits of the first run"),
+        ({"stats": []}, "the engine's counters show no allreduce"),
+    ],
+)
+def test_the_demo_can_fail(reports, changes, expected):
+    demo, by_run = reports
+    last = demo.RUNS[-1]
+    assert last.repeat == 1
+    by_run[last] |= changes
+    assert any(expected in sentence for sentence in demo.failures(by_run))
