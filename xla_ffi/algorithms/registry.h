@@ -53,9 +53,23 @@ inline std::optional<Algorithm> algorithm_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+// The number of channels, for host and device (a device cannot read the host's table above).
+JR_HOST_DEVICE constexpr int channels_of(Algorithm algorithm) {
+  switch (algorithm) {
+#define JR_X(enumerator, name, channels, rank_order, summary) \
+  case Algorithm::enumerator:                                 \
+    return channels;
+    JR_FOR_EACH_ALGORITHM(JR_X)
+#undef JR_X
+    case Algorithm::kAuto:
+      break;
+  }
+  return 0;
+}
+
 // Runs one channel of the named schedule on `prims`. `algorithm` is never kAuto here.
 template <class Prims>
-void run_allreduce(Algorithm algorithm, int channel, Prims& prims, World world, Range message) {
+JR_HOST_DEVICE void run_allreduce(Algorithm algorithm, int channel, Prims& prims, World world, Range message) {
   if (world.world_size == 1) return prims.copy(message);
   switch (algorithm) {
     case Algorithm::kDirect:
@@ -65,7 +79,7 @@ void run_allreduce(Algorithm algorithm, int channel, Prims& prims, World world, 
     case Algorithm::kTree:
       return tree_allreduce(prims, world,
                             double_binary_tree(world.rank, world.world_size, channel),
-                            piece_of(message, info_of(algorithm).channels, channel));
+                            piece_of(message, channels_of(algorithm), channel));
     case Algorithm::kReducer:
       return reducer_allreduce(prims, world, message);
     case Algorithm::kAuto:
