@@ -12,9 +12,9 @@ ifndef PYTHON
 endif
 VERSION := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 VENV := .venv-$(VERSION)
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 # Extension module and Python files: a change of one reinstalls the package.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake xla_ffi jaxring -type f \
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake xla_ffi jaxring pytest_jaxring -type f \
   \( -name '*.cmake' -o -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name 'py.typed' \))
 CXX_FILES = $(shell find xla_ffi tests \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
 
@@ -66,6 +66,7 @@ cpp-test: $(VENV)/installed
 	  set -e; \
 	  $(PIP) install cmake ninja; \
 	  export PATH="$$PWD/$(VENV)/bin:$$PATH"; \
+	  mkdir -p $(CPP_BUILD); \
 	  cmake -S . -B $(CPP_BUILD) -G Ninja -DJAXRING_PYTHON=OFF -DJAXRING_CPP_TESTS=ON $(CPP_ARGS) >$(CPP_BUILD).log \
 	    || { cat $(CPP_BUILD).log; exit 1; }; \
 	  cmake --build $(CPP_BUILD); \

@@ -96,7 +96,7 @@ def imports(root: Path, path: Path, modules: set[str]) -> Iterator[tuple[str, in
 def python_violations(root: Path) -> Iterator[str]:
     files = {
         module_name(root, path): path
-        for folder in ("jaxring", "examples", "tests")
+        for folder in ("jaxring", "pytest_jaxring", "examples", "tests")
         for path in sorted((root / folder).rglob("*.py"))
     }
     edges: dict[str, set[str]] = {}
