@@ -21,7 +21,7 @@ from jaxring.errors import (
     Error,
     MismatchError,
     PeerError,
-    TimeoutError,  # noqa: A004 - the name that the API promises
+    TimeoutError,
     UnboundAxisError,
     UsageError,
 )

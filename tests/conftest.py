@@ -1,4 +1,5 @@
-"""Eight CPU devices for every test of this folder, and the few ways in which tests run a function on them."""
+"""Eight CPU devices for every test of this folder, and the few ways in which tests run a function
+on them."""
 
 import os
 
@@ -8,6 +9,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     )
+# A hang becomes an error that says who is missing, before pytest's own limit.
+os.environ.setdefault("JAXRING_TIMEOUT_S", "60")
 
 import collections
 from collections.abc import Callable
@@ -30,7 +33,8 @@ def make_mesh(axes: dict[str, int], devices: list[Any] | None = None) -> jax.sha
 
 
 class Spmd:
-    """Runs functions on a mesh; each device gets one row of every operand and gives one row back."""
+    """Runs functions on a mesh; each device gets one row of every operand and gives one row
+    back."""
 
     def __init__(self, axes: dict[str, int], check_vma: bool = True, devices: Any = None):
         self.mesh = make_mesh(axes, devices)

@@ -1,4 +1,4 @@
-"""From axis names to the ranks of a call: checks while tracing, groups of partition ids while lowering."""
+"""From axis names to the ranks of a call: checks while tracing, partition ids while lowering."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Where:
     """Who takes part in a call. A static parameter of every primitive.
 
     Attributes:
-      axes: names of mesh and vmap axes; ranks are ordered by them, the last one fastest. Empty in communicator mode.
+      axes: names of mesh and vmap axes; ranks are ordered by them, the last one fastest. Empty in
+        communicator mode.
       groups: `axis_index_groups`, or None for one group.
-      checked: those of `axes` whose variation JAX's types track, that is mesh axes under check_vma=True. Their
-        transposes differ (facts: psum_invariant against psum).
+      checked: those of `axes` whose variation JAX's types track, that is mesh axes under
+        check_vma=True. Their transposes differ, as those of lax's psum_invariant and psum do.
       communicator: the key of a Communicator, or "".
     """
 
@@ -49,12 +50,14 @@ def resolve(axis_name: Any, axis_index_groups: Any, call: str) -> Where:
 
     Raises:
       UnboundAxisError: no enclosing shard_map, pmap or vmap binds a name.
-      UsageError: duplicate or positional axes, groups that are no partition, a Communicator among names.
+      UsageError: duplicate or positional axes, groups that are no partition, a Communicator among
+        names.
     """
     if isinstance(axis_name, Communicator):
         if axis_index_groups is not None:
             raise UsageError(
-                f"{call}: axis_index_groups go with axis names; split a Communicator with comm.split(color)"
+                f"{call}: axis_index_groups go with axis names; split a Communicator with"
+                " comm.split(color)"
             )
         return Where(communicator=axis_name.key)
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
@@ -68,7 +71,8 @@ def resolve(axis_name: Any, axis_index_groups: Any, call: str) -> Where:
 def _check_name(axis: Any, axes: tuple[Any, ...], call: str) -> None:
     if isinstance(axis, int):
         raise UsageError(
-            f"{call}: {axis} is a positional axis; reduce it before the call (jnp.sum(x, {axis})) and pass axis names"
+            f"{call}: {axis} is a positional axis; reduce it before the call (jnp.sum(x, {axis}))"
+            " and pass axis names"
         )
     if isinstance(axis, Communicator):
         raise UsageError(f"{call}: a Communicator stands alone, it cannot be one of several axes")
@@ -82,8 +86,8 @@ def _axis_index(axis: Any, call: str) -> tuple[Any, set[Any]]:
         return primitives.axis_index_p.abstract_eval(axis_name=axis)
     except (NameError, TypeError):
         raise UnboundAxisError(
-            f"{call}: axis name {axis!r} is not bound; call it inside jax.shard_map, jax.pmap or jax.vmap"
-            " with that axis name, or pass a jaxring.Communicator"
+            f"{call}: axis name {axis!r} is not bound; call it inside jax.shard_map, jax.pmap or"
+            " jax.vmap with that axis name, or pass a jaxring.Communicator"
         ) from None
 
 
@@ -94,14 +98,16 @@ def _check_groups(
         return None
     if checked:
         raise UsageError(
-            f"{call}: with axis_index_groups the result differs between groups, which check_vma=True cannot type;"
-            " pass check_vma=False to jax.shard_map, or reduce over a sub-axis of the mesh"
+            f"{call}: with axis_index_groups the result differs between groups, which"
+            " check_vma=True cannot type; pass check_vma=False to jax.shard_map, or reduce over a"
+            " sub-axis of the mesh"
         )
     groups = tuple(tuple(int(i) for i in group) for group in given)
     size = lax.axis_size(axes)
     if sorted(i for group in groups for i in group) != list(range(size)):
         raise UsageError(
-            f"{call}: axis_index_groups must hold each index 0..{size - 1} exactly once, got {given}"
+            f"{call}: axis_index_groups must hold each index 0..{size - 1} exactly once,"
+            f" got {given}"
         )
     return groups
 
@@ -112,7 +118,7 @@ def manual_axes() -> tuple[Hashable, ...]:
 
 
 def varying_axes(x: Any) -> frozenset[Hashable]:
-    """The mesh axes over which the type of `x` says that it varies (empty under check_vma=False)."""
+    """The mesh axes over which `x` varies by its type; none under check_vma=False."""
     return jax.typeof(x).manual_axis_type.varying
 
 
@@ -125,14 +131,14 @@ def group_sizes(where: Where) -> set[int]:
     return {len(g) for g in where.groups} if where.groups else {lax.axis_size(where.axes)}
 
 
-# -- Types ------------------------------------------------------------------------------------------------
+# -- Types -----------------------------------------------------------------------------------------
 
 
 def invariant_result(aval: Any, where: Where) -> tuple[Any, set[Any]]:
-    """Type and effects of a result that is equal on all ranks (allreduce, broadcast), by JAX's own rules.
+    """Type and effects of a result that is equal on all ranks, as allreduce's, by JAX's own rules.
 
-    pmax has exactly this rule in both modes of check_vma; vmap axes carry no types, only the effect that says
-    that the axis is in use.
+    pmax has exactly this rule in both modes of check_vma; vmap axes carry no types, only the effect
+    that says that the axis is in use.
     """
     effects: set[Any] = set()
     mesh_axes = tuple(a for a in where.axes if a in manual_axes())
@@ -157,11 +163,11 @@ def cast_varying(x: Any, axes: Sequence[Hashable]) -> Any:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-# -- Meshes with axes that are not manual -----------------------------------------------------------------
+# -- Meshes with axes that are not manual ----------------------------------------------------------
 
 
 def other_axes(where: Where) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
-    """(Auto, Explicit) axes of more than one device that the shard_map around a mesh call has left alone."""
+    """(Auto, Explicit) axes of several devices that the shard_map around a call left alone."""
     mesh = jax.sharding.get_abstract_mesh()
     if not set(where.axes) & set(mesh.manual_axes):
         return (), ()
@@ -175,8 +181,9 @@ def over_explicit_axes(
 ) -> Sequence[Any]:
     """`f(*operands)`, inside a shard_map over Explicit axes that are not manual yet.
 
-    XLA would gather the operand of a custom call over axes that it partitions itself. For Explicit axes the type
-    says how the operand is laid out, so that they can be made manual around a shape-preserving call.
+    XLA would gather the operand of a custom call over axes that it partitions itself. For Explicit
+    axes the type says how the operand is laid out, so that they can be made manual around a
+    shape-preserving call.
     """
     _, explicit = other_axes(where)
     if not explicit:
@@ -192,7 +199,7 @@ def over_explicit_axes(
     return wrapped(*operands)
 
 
-# -- Lowering ---------------------------------------------------------------------------------------------
+# -- Lowering --------------------------------------------------------------------------------------
 
 
 def partition_groups(mesh: Any, where: Where) -> list[list[int]]:

@@ -18,7 +18,8 @@ def pack(
     Returns:
       Lists of positions, ordered by their first leaf.
 
-    Example: ``pack("aab", [3, 3, 1], 4) == [[0], [1], [2]]``; with a limit of 6 it is ``[[0, 1], [2]]``.
+    Example: ``pack("aab", [3, 3, 1], 4)`` is ``[[0], [1], [2]]``; a limit of 6 gives
+    ``[[0, 1], [2]]``.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, tuple[list[int], int]] = {}
@@ -35,7 +36,7 @@ def pack(
 def pack_backward(
     kinds: Sequence[Hashable], sizes_bytes: Sequence[int], limit_bytes: int
 ) -> list[list[int]]:
-    """As `pack`, filled from the last leaf on: the backward pass finishes the last layers' gradients first."""
+    """As `pack`, filled from the last leaf on, whose gradient the backward pass has first."""
     last = len(kinds) - 1
     reverse = pack(kinds[::-1], sizes_bytes[::-1], limit_bytes)
     return [[last - i for i in bucket[::-1]] for bucket in reverse]

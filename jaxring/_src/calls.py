@@ -1,4 +1,4 @@
-"""What every collective's call carries besides its operands and ranks: algorithm, name and settings."""
+"""What every collective's call carries besides operands and ranks: algorithm, name, settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def how(algorithm: str, name: str | None, call: str) -> How:
     """Checks the algorithm's name against the native list and takes the trace-time settings.
 
     Raises:
-      UsageError: an unknown algorithm, or under `deterministic` one that does not sum in rank order.
+      UsageError: an unknown algorithm, or under `deterministic` one that does not sum in rank
+        order.
     """
     entries = primitive.lists()["algorithms"]
     known = [entry["name"] for entry in entries]
@@ -63,8 +64,8 @@ def how(algorithm: str, name: str | None, call: str) -> How:
         rank_order = [e["name"] for e in entries if e["rank_order"] and e["name"] != "auto"]
         for other in (n for n in chosen if n not in rank_order and n != "auto"):
             raise UsageError(
-                f"{call}: algorithm {other!r} does not sum in rank order, which deterministic=True asks for;"
-                f" use {one_of(['auto', *rank_order])}"
+                f"{call}: algorithm {other!r} does not sum in rank order, which deterministic=True"
+                f" asks for; use {one_of(['auto', *rank_order])}"
             )
     return How(
         selection, name or "", config.deterministic, config.chunk_bytes, config.fallback == "lax"
@@ -80,8 +81,8 @@ def one_of(names: Any) -> str:
 def warn_once(text: str) -> None:
     """Warns at the user's line, once for each line and text.
 
-    Not left to Python's own once-per-line rule, because tracing the same line again is not news and test runners
-    switch that rule off.
+    Not left to Python's own once-per-line rule, because tracing the same line again is not news and
+    test runners switch that rule off.
     """
     frame, depth = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):

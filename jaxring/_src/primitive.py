@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -27,11 +30,14 @@ from jaxring._src import axes
 from jaxring.communicator import ensure_mesh
 from jaxring.errors import UsageError
 
+# JAX's notes on where an operation comes from, and so its profiler, skip our own frames.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 TARGET = "jaxring_collective"
 PLATFORMS = ("cpu",)  # those with a backend
 
 
-# -- A primitive from its rules ---------------------------------------------------------------------------
+# -- A primitive from its rules --------------------------------------------------------------------
 
 
 def define(
@@ -61,7 +67,8 @@ def define(
     batching.fancy_primitive_batchers[p] = batch
     ad.primitive_jvps[p] = jvp
     ad.primitive_transposes[p] = transpose
-    # cacheable=False: a cached lowering would give the same call index to all calls with equal parameters.
+    # cacheable=False: a cached lowering would give the same call index to all calls with equal
+    # parameters.
     mlir.register_lowering(p, without_backend, cacheable=False)
     for platform in PLATFORMS:
         mlir.register_lowering(p, lower, platform=platform, cacheable=False)
@@ -72,11 +79,11 @@ def jvp_of_linear(bind: Callable[..., Sequence[Any]], primals: Any, tangents: An
     """The JVP of a linear primitive: itself, on those tangents that are not zero, in one call."""
     results = bind(*primals)
     zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
-    return results, _on_live(bind, tangents, [type(t) is not ad.Zero for t in tangents], zeros)
+    return results, on_live(bind, tangents, [type(t) is not ad.Zero for t in tangents], zeros)
 
 
 def transpose_of_linear(bind: Callable[..., Sequence[Any]], cotangents: Any, operands: Any) -> Any:
-    """Cotangents of the linear operands: `bind` of those cotangents that are not zero, in one call."""
+    """Cotangents of the linear operands: `bind` of those that are not zero, in one call."""
     linear = [ad.is_undefined_primal(x) for x in operands]
     live = [
         is_linear and type(ct) is not ad.Zero
@@ -86,41 +93,43 @@ def transpose_of_linear(bind: Callable[..., Sequence[Any]], cotangents: Any, ope
         ad.Zero(x.aval) if is_linear else None
         for is_linear, x in zip(linear, operands, strict=True)
     ]
-    return _on_live(bind, cotangents, live, rest)
+    return on_live(bind, cotangents, live, rest)
 
 
-def _on_live(
+def on_live(
     f: Callable[..., Sequence[Any]], values: Any, live: Sequence[bool], others: Sequence[Any]
 ) -> list[Any]:
+    """`f` of the live values, in one call; `others` in the places of the rest."""
     chosen = [v for v, is_live in zip(values, live, strict=True) if is_live]
     results = iter(f(*chosen) if chosen else ())
     return [next(results) if is_live else o for is_live, o in zip(live, others, strict=True)]
 
 
-# -- Lowering ---------------------------------------------------------------------------------------------
+# -- Lowering --------------------------------------------------------------------------------------
 
 
-def groups_of(ctx: mlir.LoweringRuleContext, where: axes.Where, call: str) -> list[list[int]]:
+def groups_of(ctx: Any, where: axes.Where, call: str) -> list[list[int]]:
     """The groups of partition ids of a call; none in communicator mode.
 
     Raises:
-      UsageError: a Communicator in a program for several devices, where one process would be several ranks.
+      UsageError: a Communicator in a program for several devices, where one process would be
+        several ranks.
     """
-    context: Any = ctx.module_context.axis_context
+    context = ctx.module_context.axis_context
     if not where.communicator:
         return axes.partition_groups(context.mesh, where)
     mesh = getattr(context, "mesh", None)
     devices = context.num_devices if mesh is None else mesh.size
     if devices not in (None, 1):
         raise UsageError(
-            f"{call}: with a Communicator each process computes on one device, but this program is for {devices};"
-            " reduce over a mesh axis instead, or place the arguments on one device"
+            f"{call}: with a Communicator each process computes on one device, but this program is"
+            f" for {devices}; reduce over a mesh axis, or place the arguments on one device"
         )
     return []
 
 
 def emit(
-    ctx: mlir.LoweringRuleContext,
+    ctx: Any,
     operands: Sequence[Any],
     *,
     collective: str,
@@ -141,24 +150,25 @@ def emit(
             dict(zip(device_ids, processes, strict=True)),
         )
     module, call = _site(ctx.module_context.module)
-    attributes = dict(
-        collective=collective,
-        op=op,
-        algorithm=algorithm,
-        name=how.name,
-        communicator=where.communicator,
-        group_members=_int64(itertools.chain(*groups)),
-        group_sizes=_int64(len(g) for g in groups),
-        device_ids=_int64(device_ids),
-        processes=_int64(processes),
-        call=np.int64(call),
-        module=module,
-        deterministic=how.deterministic,
-        chunk_bytes=np.int64(how.chunk_bytes),
-    )
-    # Set on the HLO only: XLA must not merge, hoist or drop calls, but a JAX effect would cost ~100 us a launch.
+    attributes = {
+        "collective": collective,
+        "op": op,
+        "algorithm": algorithm,
+        "name": how.name,
+        "communicator": where.communicator,
+        "group_members": _int64(itertools.chain(*groups)),
+        "group_sizes": _int64(len(g) for g in groups),
+        "device_ids": _int64(device_ids),
+        "processes": _int64(processes),
+        "call": np.int64(call),
+        "module": module,
+        "deterministic": how.deterministic,
+        "chunk_bytes": np.int64(how.chunk_bytes),
+    }
+    # Set on the HLO only: XLA must not merge, hoist or drop calls, but a JAX effect would cost some
+    # 100 us for each launch.
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
-    partition_aval = jax.core.ShapedArray((), np.dtype(np.int32))
+    partition_aval = ShapedArray((), np.dtype(np.int32))
     inner = ctx.replace(primitive=None, avals_in=[partition_aval, *ctx.avals_in])
     return rule(inner, _partition_id(ctx, where), *operands, **attributes)
 
@@ -167,11 +177,11 @@ def _int64(values: Any) -> np.ndarray:
     return np.fromiter(values, np.int64)
 
 
-def _partition_id(ctx: mlir.LoweringRuleContext, where: axes.Where) -> Any:
+def _partition_id(ctx: Any, where: axes.Where) -> Any:
     """An s32 scalar: the position in the mesh of the device that runs."""
     if where.communicator:
         return mlir.ir_constant(np.int32(0))
-    context: Any = ctx.module_context.axis_context
+    context = ctx.module_context.axis_context
     mesh = context.mesh
     if set(mesh.axis_names) == set(context.manual_axes):
         scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
@@ -191,7 +201,7 @@ def _partition_id(ctx: mlir.LoweringRuleContext, where: axes.Where) -> Any:
     )[0]
 
 
-# -- Where a call stands ----------------------------------------------------------------------------------
+# -- Where a call stands ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -206,7 +216,7 @@ _modules_of_name: collections.Counter[str] = collections.Counter()
 
 
 def _site(module: Any) -> tuple[str, int]:
-    """(identity of the module that is being lowered, index of this call in it, in program order)."""
+    """(identity of the module that is being lowered, index of this call in program order)."""
     with _lock:
         entry = _modules.get(module)
         if entry is None:
@@ -217,7 +227,7 @@ def _site(module: Any) -> tuple[str, int]:
         return entry.name, next(entry.calls)
 
 
-# -- The native module ------------------------------------------------------------------------------------
+# -- The native module -----------------------------------------------------------------------------
 
 
 @functools.cache
@@ -232,7 +242,7 @@ _registered = False
 def ensure_registered() -> None:
     """Registers the handler with XLA, once; done at the first lowering.
 
-    The CPU backend has to exist before: with a State type registered too early it fails to initialise.
+    The CPU backend has to exist before: it fails to initialise with a State type registered.
     """
     global _registered
     with _lock:

@@ -46,8 +46,8 @@ def kind(dtype: Any, op: str, call: str) -> tuple[np.dtype, str]:
     dtypes = primitive.lists()["dtypes"]
     if str(dtype) not in dtypes:
         raise UsageError(f"{call}: {dtype} cannot be reduced; convert to {calls.one_of(dtypes)}")
-    if not _has_meaning(op, dtype):
-        meaningful = [o for o in primitive.lists()["ops"] if _has_meaning(o, dtype)]
+    if not has_meaning(op, dtype):
+        meaningful = [o for o in primitive.lists()["ops"] if has_meaning(o, dtype)]
         raise UsageError(
             f"{call}: op {op!r} has no meaning for {dtype}; use {calls.one_of(meaningful)}"
         )
@@ -61,14 +61,14 @@ def prepare(leaf: Any, op: str, call: str) -> tuple[jax.Array, str]:
     return (x if x.dtype == dtype else x.astype(dtype)), op
 
 
-def _has_meaning(op: str, dtype: Any) -> bool:
+def has_meaning(op: str, dtype: Any) -> bool:
     if op in _LOGICAL:
         return dtype == np.bool_
     return not (op in _ORDERED and jnp.issubdtype(dtype, jnp.complexfloating))
 
 
 def of_constant(value: Any, op: str, where: Where) -> Any:
-    """The reduction of a value that all ranks of an axis hold, with lax's dtypes; nothing is emitted."""
+    """The reduction of a value that all ranks hold, with lax's dtypes; nothing is emitted."""
     if op == "sum":
         return lax.psum(value, where.axes, axis_index_groups=where.groups)
     if op == "mean":
@@ -92,7 +92,7 @@ def by_lax(x: Any, op: str, where: Where) -> Any:
     return functions[op](x, where.axes, axis_index_groups=where.groups)
 
 
-# -- Over a batch axis (a vmap axis that the call names) ---------------------------------------------------
+# -- Over a batch axis (a vmap axis that the call names) -------------------------------------------
 
 
 def over_batch(x: Any, dim: int | None, op: str, size: int) -> Any:
@@ -102,9 +102,7 @@ def over_batch(x: Any, dim: int | None, op: str, size: int) -> Any:
     """
     x = _widened(x)
     if dim is None:
-        return {"sum": lambda: x * np.asarray(size, x.dtype), "prod": lambda: x**size}.get(
-            op, lambda: x
-        )()
+        return x * np.asarray(size, x.dtype) if op == "sum" else x**size if op == "prod" else x
     if op in ("sum", "mean", "prod"):
         f = {"sum": jnp.sum, "mean": jnp.mean, "prod": jnp.prod}[op]
         return f(x, axis=dim, dtype=x.dtype)
@@ -116,17 +114,14 @@ def batch_groups(axis_data: Any, xs: Any, dims: Any, op: str, where: Where, how:
     groups = where.groups or ()
     if len(where.axes) > 1:
         raise UsageError(
-            f"{calls.describe('allreduce', how.name)}: axis_index_groups over a vmap axis together with other axes"
-            " have no local meaning; name the vmap axis alone"
+            f"{calls.describe('allreduce', how.name)}: axis_index_groups over a vmap axis together"
+            " with other axes have no local meaning; name the vmap axis alone"
         )
     inverse = np.argsort([i for group in groups for i in group])
 
     def reduce(x: Any, dim: int | None) -> Any:
-        x = (
-            jnp.broadcast_to(x, (axis_data.size, *x.shape))
-            if dim is None
-            else jnp.moveaxis(x, dim, 0)
-        )
+        full = (axis_data.size, *x.shape)
+        x = jnp.broadcast_to(x, full) if dim is None else jnp.moveaxis(x, dim, 0)
         parts = [over_batch(x[np.array(g)], 0, op, len(g)).astype(x.dtype) for g in groups]
         rows = [jnp.broadcast_to(y, (len(g), *y.shape)) for g, y in zip(groups, parts, strict=True)]
         return jnp.concatenate(rows)[inverse]
@@ -139,18 +134,27 @@ def _widened(x: Any) -> Any:
     return x.astype(np.float32) if narrow else x
 
 
-# -- Derivatives -------------------------------------------------------------------------------------------
+# -- Derivatives -----------------------------------------------------------------------------------
 
 
-def tie_weights(x: Any, y: Any, reduce: Callable[[Any, str], Any]) -> Any:
-    """What each rank's tangent counts in the derivative of a min or max `y`: ties share evenly, as in jnp.max."""
-    chosen = (x == y).astype(x.dtype)
-    return chosen / reduce(chosen, "sum")
+def weights(
+    op: str, xs: Sequence[Any], ys: Sequence[Any], reduce: Callable[..., Sequence[Any]]
+) -> list[Any]:
+    """What each rank's tangents count in the derivative of a min, max or prod.
+
+    Args:
+      xs, ys: operands of this rank and their reductions.
+      reduce: (operands, op) -> their reductions, in one call.
+    """
+    if op == "prod":
+        return _weights_of_product(xs, reduce)
+    chosen = [(x == y).astype(x.dtype) for x, y in zip(xs, ys, strict=True)]
+    return [c / n for c, n in zip(chosen, reduce(chosen, "sum"), strict=True)]  # ties share evenly
 
 
-def product_weights(x: Any, y: Any, reduce: Callable[[Any, str], Any]) -> Any:
-    """The product of the other ranks' operands, without dividing by zeros."""
-    is_zero = x == 0
-    zeros = reduce(is_zero.astype(x.dtype), "sum")
-    others = reduce(jnp.where(is_zero, 1, x), "prod") / jnp.where(is_zero, 1, x)
-    return jnp.where(zeros - is_zero.astype(x.dtype) == 0, others, 0)
+def _weights_of_product(xs: Sequence[Any], reduce: Callable[..., Sequence[Any]]) -> list[Any]:
+    """The products of the other ranks' operands, without dividing by zeros."""
+    zero_here = [(x == 0).astype(x.dtype) for x in xs]
+    nonzero = [jnp.where(x == 0, 1, x) for x in xs]
+    terms = zip(zero_here, reduce(zero_here, "sum"), nonzero, reduce(nonzero, "prod"), strict=True)
+    return [jnp.where(zeros == here, product / own, 0) for here, zeros, own, product in terms]

@@ -1,0 +1,89 @@
+"""allreduce in communicator mode, in a world of one; several processes are in
+tests/multiprocess."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxring
+
+X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with jaxring.init() as comm:
+        yield comm
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "prod", "min", "max"])
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_value(comm, op, jit):
+    np.testing.assert_array_equal(jit(lambda x: jaxring.allreduce(x, comm, op))(X), X)
+
+
+def test_dtypes_and_pytrees(comm):
+    tree = {"a": X, "b": X > 2, "c": [np.int8(3), 2.5, None]}
+    got = jax.jit(lambda t: jaxring.allreduce(t, comm))(tree)
+    assert got["b"].dtype == np.int32
+    np.testing.assert_array_equal(got["b"], X > 2)
+    assert got["c"][0].dtype == np.int8
+    assert jaxring.allreduce(tree, comm, "mean")["b"].dtype == np.float32
+
+
+def test_nothing_folds(comm):
+    text = jax.jit(lambda x: jaxring.allreduce((x, 1), comm)).lower(X).as_text()
+    assert text.count("@jaxring_collective") == 2
+    assert 'communicator = "world' in text
+    assert "group_members = dense<> : tensor<0xi64>" in text
+
+
+def test_transforms(comm):
+    def f(x):
+        return jnp.sum(jnp.sin(jaxring.allreduce(x, comm, "mean") * 2))
+
+    expected = 2 * np.cos(2 * X)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(X), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(f))(X), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(f, (X,), (X,))[1], (expected * X).sum(), rtol=1e-5)
+    text = jax.jit(jax.grad(f)).lower(X).as_text()
+    assert text.count("@jaxring_collective") == 2  # the transpose of a mean is a mean
+
+
+def test_reduce_gradients_of(comm):
+    def f(x):
+        return jnp.sum(jaxring.reduce_gradients_of(x, comm) ** 2)
+
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(X), 2 * X)
+    assert jax.jit(jax.grad(f)).lower(X).as_text().count("@jaxring_collective") == 1
+
+
+def test_scan(comm):
+    def step(carry, x):
+        carry = jaxring.allreduce(carry + x, comm)
+        return carry, carry
+
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: jax.lax.scan(step, x[0] * 0, x))(X)[1][-1], X.sum(0)
+    )
+
+
+def test_groups_are_for_axes(comm):
+    with pytest.raises(jaxring.UsageError, match=r"split a Communicator with comm\.split"):
+        jaxring.allreduce(X, comm, axis_index_groups=[[0]])
+
+
+def test_communicator_among_axes(comm, make_spmd):
+    with pytest.raises(jaxring.UsageError, match="a Communicator stands alone"):
+        make_spmd({"x": 2})(lambda x: jaxring.allreduce(x, ("x", comm)), X)
+
+
+def test_program_for_several_devices(comm, make_spmd):
+    with pytest.raises(
+        jaxring.UsageError, match="computes on one device, but this program is for 2"
+    ):
+        make_spmd({"x": 2})(lambda x: jaxring.allreduce(x, comm), X)
+    sharding = jax.NamedSharding(make_spmd({"x": 2}).mesh, jax.P("x"))
+    with pytest.raises(jaxring.UsageError, match="this program is for 2"):
+        jax.jit(lambda x: jaxring.allreduce(x, comm))(jax.device_put(X, sharding))
