@@ -6,6 +6,7 @@ same bits in a second run, and every test accuracy must be at least 0.95.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,8 @@ def train(run: Run, folder: Path, console: Console) -> Report:
     done = subprocess.run(
         run.command(json_file),
         stdin=subprocess.DEVNULL,
+        # `-m jaxring` must not find a source tree without a native module in this folder.
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,

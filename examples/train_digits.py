@@ -49,9 +49,8 @@ class World(NamedTuple):
     leader: bool  # whether this process prints and writes files
     axis: Any  # what the collective reduces over: an axis name or a jaxring.Communicator
     local: Callable[[Tree], Tree]  # parameters -> this rank's own copy of them
-    compile: Callable[
-        ..., Callable
-    ]  # (function, replicated=, sharded=): how many arguments of each kind
+    create: Callable[[Callable[[], Tree]], Tree]  # runs a function; each rank has its result
+    compile: Callable[..., Callable]  # (function, replicated=, sharded=): arguments of each kind
     place: Callable[[np.ndarray], Any]  # a batch -> each rank's share of it
 
 
@@ -76,6 +75,7 @@ def mesh_world() -> World:
         # Without this, AD itself sums the gradient of a replicated parameter over the ranks, and a
         # mean of that is `size` times too big: the gradient trap, of lax.pmean and jaxring alike.
         local=lambda params: jax.lax.pcast(params, AXIS, to="varying"),
+        create=lambda function: jax.jit(function, out_shardings=NamedSharding(mesh, P()))(),
         compile=compile_step,
         place=lambda batch: jax.make_array_from_callback(
             batch.shape, by_rank, lambda index: batch[index]
@@ -93,6 +93,7 @@ def communicator_world() -> World:
         leader=comm.rank == 0,
         axis=comm,
         local=lambda params: params,
+        create=lambda function: jax.jit(function)(),
         compile=lambda function, replicated, sharded=0: jax.jit(function),
         place=lambda batch: jnp.asarray(comm.shard(batch)),
     )
@@ -129,20 +130,21 @@ def batches(data: Dataset, epoch: int) -> Iterator[Dataset]:
 
 
 def init_params(seed: int) -> Tree:
+    """He's initialisation, by numpy: it needs no compilation."""
     shapes = {
         "conv1": (3, 3, 1, 16),
         "conv2": (3, 3, 16, 32),
         "dense1": (4 * 4 * 32, 64),
         "dense2": (64, 10),
     }
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return {
-        name: {
-            "w": jax.nn.initializers.he_normal()(key, shape),
-            "b": jnp.zeros(shape[-1]),
-        }
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    rng = np.random.default_rng(seed)
+
+    def layer(shape):
+        scale = np.sqrt(2 / np.prod(shape[:-1]))
+        weights = (scale * rng.standard_normal(shape)).astype(np.float32)
+        return {"w": jnp.asarray(weights), "b": jnp.zeros(shape[-1])}
+
+    return {name: layer(shape) for name, shape in shapes.items()}
 
 
 def logits(params: Tree, images):
@@ -173,6 +175,10 @@ def train(world: World, mean: Callable[[Tree], Tree], data: Dataset) -> dict[str
     """Trains and returns parameters, the loss of every step and the median time of a step."""
     optimizer = optax.adam(FLAGS.learning_rate)
 
+    def initial_state():
+        params = init_params(FLAGS.seed)
+        return params, optimizer.init(params)
+
     def step_of_a_rank(params, opt_state, images, labels):
         loss, grads = jax.value_and_grad(mean_loss)(world.local(params), images, labels)
         loss, grads = mean((loss, grads))
@@ -180,8 +186,7 @@ def train(world: World, mean: Callable[[Tree], Tree], data: Dataset) -> dict[str
         return optax.apply_updates(params, updates), opt_state, loss
 
     step = world.compile(step_of_a_rank, replicated=2, sharded=2)
-    params = init_params(FLAGS.seed)
-    opt_state = optimizer.init(params)
+    params, opt_state = world.create(initial_state)
     losses, step_s = [], []
     for epoch in range(FLAGS.epochs):
         for images, labels in batches(data, epoch):

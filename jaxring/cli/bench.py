@@ -123,7 +123,12 @@ def execute(spec: Spec, folder: Path, console: Console) -> list[dict[str, Any]]:
     follower.start()
     with open(folder / "output", "w+") as output:
         child = subprocess.Popen(
-            command(spec, spec_path), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command(spec, spec_path),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # `-m jaxring` must not find a source tree without a native module in this folder.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         try:
             code = child.wait()

@@ -1,6 +1,6 @@
 """Runs a script or module after jax.distributed.initialize(): `jaxring run --distributed`.
 
-usage: python -m jaxring.cli.distributed_child SCRIPT ARGS… | -m MODULE ARGS…
+usage: python -P -m jaxring.cli.distributed_child SCRIPT ARGS… | -m MODULE ARGS…
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from jaxring.bootstrap import initialize_jax_distributed
 
 def main(arguments: list[str]) -> None:
     initialize_jax_distributed()
-    if arguments[0] == "-m":
+    is_module = arguments[0] == "-m"
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(arguments[0]))
+    if not os.environ.get("PYTHONSAFEPATH"):  # what `python` itself would put there
+        sys.path.insert(0, folder)
+    if is_module:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

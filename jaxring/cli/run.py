@@ -149,7 +149,9 @@ def _program(module: str | None, program: list[str], distributed: bool) -> list[
         raise errors.UsageError(f"run: no script {program[0]!r} in {os.getcwd()}")
     else:
         arguments = program
-    return ["-m", "jaxring.cli.distributed_child", *arguments] if distributed else arguments
+    # -P: jaxring itself must not be looked for in the current folder, which may be a source tree.
+    child = ["-P", "-m", "jaxring.cli.distributed_child"]
+    return [*child, *arguments] if distributed else arguments
 
 
 def _serve(coordinator: str | None, secret: str) -> StoreServer:
