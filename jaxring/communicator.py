@@ -6,12 +6,11 @@ processes in the background."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -25,18 +24,6 @@ from jaxring.config import config
 __all__ = ["Communicator", "ensure_mesh", "init", "stats"]
 
 T = TypeVar("T")
-
-
-@contextlib.contextmanager
-def _typed_errors() -> Iterator[None]:
-    """Native functions raise RuntimeError("jaxring.<Kind>: …"); callers get the kind."""
-    try:
-        yield
-    except RuntimeError as e:
-        error = errors.parse(str(e))
-        if error is None:
-            raise
-        raise error from None
 
 
 class Communicator:
@@ -130,7 +117,7 @@ class Communicator:
 
     def abort(self, reason: str) -> None:
         """Makes pending and later operations raise AbortedError with `reason` on every rank."""
-        with _typed_errors():
+        with errors.typed():
             _native.abort_communicator(self.key, reason)
 
     def close(self) -> None:
@@ -145,16 +132,18 @@ class Communicator:
         with _world_lock:
             if _world is self:
                 _world = None
-        with _typed_errors():
+        _joined.discard(self.key)
+        with errors.typed():
             _native.close_communicator(self.key)
 
     def _connect(self, timeout_s: float) -> None:
         """Joins the processes natively; may be called again after a TimeoutError."""
         deadline = time.monotonic() + timeout_s
-        with _typed_errors():
+        with errors.typed():
             state = _native.create_communicator(self.key, list(self._members), self._me)
-            if state == "connecting":
+            if state == "connecting" and self.key not in _joined:
                 self._join(self._store, timeout_s)
+                _joined.add(self.key)
             _native.wait_ready(self.key, max(0.001, deadline - time.monotonic()))
 
     def _join(self, store: bootstrap.KeyValueStore | None, timeout_s: float) -> None:
@@ -202,6 +191,7 @@ class Communicator:
 
 _world: Communicator | None = None
 _world_lock = threading.RLock()
+_joined: set[str] = set()  # a second segment would replace the one that the others were told of
 _worlds_begun = 0  # ranks open and close worlds alike, so this names the same world on all of them
 
 
@@ -274,7 +264,7 @@ def ensure_mesh(groups: Sequence[Sequence[int]], process_of: Mapping[int, int]) 
         if me not in processes:
             continue
         key = "mesh:" + ",".join(map(str, group))
-        with _typed_errors():
+        with errors.typed():
             state = _native.create_communicator(key, processes, me)
         if state == "connecting":
             connect_in_background(_native, key, processes, me)

@@ -14,6 +14,7 @@ kind, for example ``jaxring.TimeoutError: allreduce …``. `from_exception` give
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -134,6 +135,18 @@ def parse(text: str) -> Error | None:
         found = source(message)
         attributes.update({k: v for k, v in (found or {}).items() if k in _ATTRIBUTES})
     return kind(message, **attributes)
+
+
+@contextlib.contextmanager
+def typed() -> Iterator[None]:
+    """Around native functions, which raise RuntimeError("jaxring.<Kind>: …"): raises the kind."""
+    try:
+        yield
+    except RuntimeError as e:
+        error = parse(str(e))
+        if error is None:
+            raise
+        raise error from None
 
 
 def add_details_source(source: Callable[[str], Mapping[str, Any] | None]) -> None:

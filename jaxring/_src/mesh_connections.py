@@ -5,7 +5,9 @@ first execution waits, natively, for `timeout_s`. The store is jax.distributed's
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -13,19 +15,20 @@ from types import ModuleType
 from jaxring import bootstrap, errors
 from jaxring._src.store import JaxStore
 
-POLL_S = 5.0  # after each of these the state is looked at again
+POLL_S = 2.0  # after each of these the state is looked at again
 
-_connecting: set[str] = set()
+_begun: set[str] = set()
 _lock = threading.Lock()
 
 
 def connect_in_background(native: ModuleType, key: str, processes: Sequence[int], me: int) -> None:
-    """Begins to join `processes` (by rank) to the communicator `key`, unless that has begun
-    already."""
+    """Begins to join `processes` (by rank) to the communicator `key`, unless that was begun before.
+
+    Once only: a second segment would replace the one that the others have been told of."""
     with _lock:
-        if key in _connecting:
+        if key in _begun:
             return
-        _connecting.add(key)
+        _begun.add(key)
     members = list(dict.fromkeys(processes))
     # One thread for each: with a common one, two leaders could wait for each other.
     threading.Thread(
@@ -34,19 +37,24 @@ def connect_in_background(native: ModuleType, key: str, processes: Sequence[int]
 
 
 def _connect(native: ModuleType, key: str, members: list[int], me: int) -> None:
+    prefix = "jaxring/mesh/" + hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         store = JaxStore()
-        prefix = "jaxring/mesh/" + hashlib.sha256(key.encode()).hexdigest()[:32]
-        _join(native, store, prefix, key, members, me)
     except errors.Error as e:
-        native.fail_communicator(key, type(e).__name__, e.message)
+        native.fail_communicator(key, "UsageError", e.message)
+        return
+    try:
+        _join(native, store, prefix, key, members, me)
+        _watch(native, store, prefix, key)
     except (
         Exception
-    ) as e:  # e.g. jax.distributed has been shut down: the waiting call has to say so
-        native.fail_communicator(key, "PeerError", f"{key}: its processes cannot be joined ({e})")
-    finally:
-        with _lock:
-            _connecting.discard(key)
+    ) as e:  # whatever it is, it must reach the calls that wait for this communicator
+        error = e if isinstance(e, errors.Error) else errors.parse(str(e))
+        kind = type(error).__name__ if error is not None else "PeerError"
+        message = error.message if error is not None else f"{key} cannot be joined: {e}"
+        native.fail_communicator(key, kind, message)
+        with contextlib.suppress(Exception):  # jax.distributed may have been shut down
+            store.set(f"{prefix}/failure", json.dumps([kind, message]))
 
 
 def _join(
@@ -60,10 +68,8 @@ def _join(
     identity = bootstrap.host_identity()
     table = None
     while table is None and native.communicator_state(key) == "connecting":
-        try:
+        with contextlib.suppress(errors.TimeoutError):
             table = bootstrap.exchange(store, prefix, members, me, identity, POLL_S)
-        except errors.TimeoutError:
-            continue
     if table is None:
         return
     bootstrap.require_one_host(table)
@@ -77,3 +83,11 @@ def _join(
             continue
         native.segment_attach(key, address)
         return
+
+
+def _watch(native: ModuleType, store: bootstrap.KeyValueStore, prefix: str, key: str) -> None:
+    """Until all have joined: learns of another member's failure to do so."""
+    while native.communicator_state(key) == "connecting":
+        with contextlib.suppress(TimeoutError):
+            kind, message = json.loads(store.get(f"{prefix}/failure", POLL_S))
+            native.fail_communicator(key, kind, message)

@@ -1,0 +1,275 @@
+"""Ranks that are processes, each its own single-process JAX: jaxring.allreduce(x, comm).
+
+Every value is distinct by rank, call and execution, so that a wrong pairing shows as a wrong sum.
+Starting processes costs seconds: one spawn runs many checks, each a function named in the error.
+"""
+
+import gc
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxring
+from jaxring import errors
+from jaxring.testing import spawn
+
+EXECUTIONS = 200
+CALLS = 12
+
+
+def ranks_sum(comm, value):
+    """What the sum over ranks of value(rank) is, computed here."""
+    return sum(np.asarray(value(r), np.float32) for r in range(comm.world_size))
+
+
+def equal(got, expected):
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
+
+
+def number(rank, call, execution):
+    """Small enough that float32 sums over a few ranks are exact."""
+    return rank * 1000 + call * 17 + execution % 50
+
+
+def independent_calls_of_equal_shape(comm):
+    f = jax.jit(lambda xs: [jaxring.allreduce(x, comm) for x in xs])
+    for e in range(EXECUTIONS):
+        got = f([jnp.full(5, number(comm.rank, c, e), jnp.float32) for c in range(CALLS)])
+        for c in range(CALLS):
+            equal(got[c], np.full(5, ranks_sum(comm, lambda r, c=c, e=e: number(r, c, e))))
+
+
+def one_inner_jit_called_often(comm):
+    inner = jax.jit(lambda x: jaxring.allreduce(x, comm))
+    f = jax.jit(lambda xs: [inner(x) for x in xs])
+    for e in range(EXECUTIONS):
+        got = f([jnp.full(3, number(comm.rank, c, e), jnp.float32) for c in range(CALLS)])
+        for c in range(CALLS):
+            equal(got[c], np.full(3, ranks_sum(comm, lambda r, c=c, e=e: number(r, c, e))))
+
+
+def scans(comm):
+    def body(carry, x):
+        y = jaxring.allreduce(x, comm)
+        return carry + y, y
+
+    for unroll in (1, 4):
+        f = jax.jit(lambda xs, unroll=unroll: jax.lax.scan(body, jnp.float32(0), xs, unroll=unroll))
+        for e in range(EXECUTIONS // 4):
+            xs = jnp.array([number(comm.rank, c, e) for c in range(CALLS)], jnp.float32)
+            total, ys = f(xs)
+            expected = [ranks_sum(comm, lambda r, c=c, e=e: number(r, c, e)) for c in range(CALLS)]
+            equal(ys, expected)
+            equal(total, sum(expected))
+
+
+def loops_and_branches(comm):
+    @jax.jit
+    def f(x):
+        def body(i, x):
+            return jax.lax.cond(
+                i % 2 == 0,
+                lambda x: jaxring.allreduce(x + i, comm, "max"),
+                lambda x: jaxring.allreduce(x - i, comm, "min"),
+                x,
+            )
+
+        return jax.lax.fori_loop(0, 6, body, x)
+
+    def expected(xs):
+        for i in range(6):
+            xs = [max(xs) + i] * len(xs) if i % 2 == 0 else [min(xs) - i] * len(xs)
+        return xs[0]
+
+    for e in range(EXECUTIONS // 4):
+        xs = [float(number(r, 0, e)) for r in range(comm.world_size)]
+        equal(f(jnp.float32(xs[comm.rank])), expected(xs))
+
+
+def a_rank_of_its_own_ways(comm):
+    """Rank 1 calls from another line, runs programs of its own, and compiles again alone."""
+    f = jax.jit(lambda xs: [jaxring.allreduce(x, comm) * 2 for x in xs])
+    alone = jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+    for e in range(EXECUTIONS):
+        xs = [jnp.full(4, number(comm.rank, c, e), jnp.float32) for c in range(4)]
+        if comm.rank == 1:
+            alone(jnp.ones((8, 8))).block_until_ready()
+            got = f(xs)
+        else:
+            got = f(xs)
+        if comm.rank == 1 and e % 50 == 10:
+            jax.clear_caches()
+            gc.collect()
+        for c in range(4):
+            equal(got[c], np.full(4, 2 * ranks_sum(comm, lambda r, c=c, e=e: number(r, c, e))))
+
+
+def a_rank_that_guards_against_nan(comm):
+    """Case 13: rank-only work reorders XLA's schedule of equal-shape calls on that rank."""
+
+    @jax.jit
+    def f(xs):
+        if comm.rank == 0:
+            xs = [jnp.where(jnp.isnan(x), 0.0, x) if i in (3, 7) else x for i, x in enumerate(xs)]
+        return [jaxring.allreduce(x * 2, comm) for x in xs]
+
+    for e in range(EXECUTIONS):
+        got = f([jnp.full(6, number(comm.rank, c, e), jnp.float32) for c in range(CALLS)])
+        for c in range(CALLS):
+            equal(got[c], np.full(6, 2 * ranks_sum(comm, lambda r, c=c, e=e: number(r, c, e))))
+
+
+def overlapping_communicators(comm):
+    """The world, the halves and the pairs of neighbours in one program, without order."""
+    half = comm.split(comm.rank % 2, key=-comm.rank)
+    again = comm.split("all", key=-comm.rank)
+    assert half.world_size == len(range(comm.rank % 2, comm.world_size, 2))
+    assert again.rank == comm.world_size - 1 - comm.rank
+    assert (again.local_rank, again.local_world_size) == (again.rank, comm.world_size)
+    assert comm.split(None if comm.rank else 1) is None or comm.rank == 0
+    f = jax.jit(
+        lambda a, b, c: [jaxring.allreduce(x, g) for x, g in ((a, comm), (b, half), (c, again))]
+    )
+    for e in range(EXECUTIONS):
+        got = f(*(jnp.full(3, number(comm.rank, c, e), jnp.float32) for c in range(3)))
+        for c, members in enumerate(
+            (
+                range(comm.world_size),
+                range(comm.rank % 2, comm.world_size, 2),
+                range(comm.world_size),
+            )
+        ):
+            equal(got[c], np.full(3, sum(number(r, c, e) for r in members)))
+
+
+def trees_sizes_and_ops(comm):
+    n = comm.world_size
+    for size in (0, 1, 1000, 300_001):
+        tree = {
+            "a": jnp.arange(size, dtype=jnp.float32) % 100 + comm.rank,
+            "b": (jnp.arange(size, dtype=jnp.int32) * (comm.rank + 1), jnp.bfloat16(comm.rank)),
+        }
+        for algorithm in ("auto", "direct", "ring", "tree", "reducer"):
+            got = jax.jit(lambda t, a=algorithm: jaxring.allreduce(t, comm, algorithm=a))(tree)
+            equal(got["a"], (np.arange(size) % 100) * n + sum(range(n)))
+            equal(got["b"][0], np.arange(size) * sum(range(1, n + 1)))
+            equal(got["b"][1].astype(np.float32), sum(range(n)))
+    x = jnp.float32(comm.rank + 1)
+    for op, expected in (
+        ("mean", (n + 1) / 2),
+        ("min", 1),
+        ("max", n),
+        ("prod", np.prod(range(1, n + 1))),
+    ):
+        equal(jaxring.allreduce(x, comm, op), expected)
+
+
+def gradients(comm):
+    """The gradient of a mean over all ranks' batches, as a single process computes it."""
+    x = np.arange(12.0, dtype=np.float32).reshape(comm.world_size, -1)
+    w = jnp.arange(1.0, 1.0 + x.shape[1])
+
+    def loss(w, x):
+        return jnp.mean((x * jaxring.reduce_gradients_of(w, comm)) ** 2)
+
+    got = jax.jit(jax.grad(loss))(w, x[comm.rank])
+    np.testing.assert_allclose(got, jax.grad(lambda w: jnp.mean((x * w) ** 2))(w), rtol=1e-6)
+
+
+def counters(comm):
+    jaxring.stats(reset=True)
+    jaxring.allreduce(jnp.ones(256), comm, algorithm="ring").block_until_ready()
+    (row,) = [r for r in jaxring.stats() if r["communicator"] == comm.key]
+    assert (row["algorithm"], row["transport"], row["operations"]) == ("ring", "shm", 1)
+    n = comm.world_size
+    assert row["bytes_sent"] == 2 * (n - 1) * 1024 // n
+
+
+def a_new_world(comm):
+    first = comm.key
+    comm.close()
+    comm.close()
+    again = jaxring.init()
+    assert again is jaxring.init()
+    assert again.key != first
+    equal(jaxring.allreduce(jnp.float32(again.rank), again), sum(range(again.world_size)))
+    again.close()
+
+
+CHECKS = [
+    independent_calls_of_equal_shape,
+    one_inner_jit_called_often,
+    scans,
+    loops_and_branches,
+    a_rank_of_its_own_ways,
+    a_rank_that_guards_against_nan,
+    overlapping_communicators,
+    trees_sizes_and_ops,
+    gradients,
+    counters,
+    a_new_world,
+]
+
+
+def run_checks(comm):
+    for check in CHECKS:
+        start = time.monotonic()
+        check(comm)
+        print(f"{check.__name__}: right in {time.monotonic() - start:.1f} s", flush=True)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_right_values(n):
+    spawn(run_checks, n, env={"JAXRING_TIMEOUT_S": "30"})
+
+
+def differ(comm):
+    """Every rank must raise; the world is broken then, and a new one works."""
+    raised = []
+    for what in ("shape", "dtype", "op", "algorithm"):
+        odd = comm.rank == 1
+        x = jnp.ones(4 + (odd and what == "shape"), jnp.int32 if odd and what == "dtype" else None)
+        op = "max" if odd and what == "op" else "sum"
+        algorithm = "ring" if odd and what == "algorithm" else "direct"
+        try:
+            jaxring.allreduce(x, comm, op, algorithm=algorithm).block_until_ready()
+        except jax.errors.JaxRuntimeError as e:
+            error = errors.from_exception(e)
+            raised.append((type(error).__name__, "rank 1" in str(error)))
+        comm.close()
+        comm = jaxring.init()
+        equal(jaxring.allreduce(jnp.float32(comm.rank), comm), sum(range(comm.world_size)))
+    return raised
+
+
+def test_ranks_that_differ():
+    for raised in spawn(differ, 3, env={"JAXRING_TIMEOUT_S": "20"}):
+        assert raised == [("MismatchError", True)] * 4
+
+
+def abort_while_waiting(comm):
+    """By comm.abort, then, in a new world, by an exception in its with block."""
+    raised = []
+    for reason in ("the data is broken", "ValueError: no data"):
+        try:
+            with comm:
+                if comm.rank == 1:
+                    if "ValueError" in reason:
+                        raise ValueError("no data")
+                    comm.abort(reason)
+                else:
+                    jaxring.allreduce(jnp.ones(3), comm).block_until_ready()
+        except ValueError:
+            pass
+        except jax.errors.JaxRuntimeError as e:
+            raised.append((type(errors.from_exception(e)).__name__, reason in str(e)))
+        comm = jaxring.init()
+    return raised
+
+
+def test_abort_wakes_all():
+    got = spawn(abort_while_waiting, 2, env={"JAXRING_TIMEOUT_S": "20"})
+    assert got == [[("AbortedError", True)] * 2, []]
