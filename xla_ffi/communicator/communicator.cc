@@ -52,6 +52,7 @@ std::optional<Error> Communicator::broken() const {
 }
 
 void Communicator::close() {
+  linger();
   Error error;
   error.kind = ErrorKind::kAbortedError;
   error.message = "communicator " + spec_.key + " was closed on this rank";
@@ -68,6 +69,20 @@ void Communicator::close() {
   }
   complete(std::move(finished));
   if (progress.joinable()) progress.join();
+}
+
+// Others may need announcements that have not found room yet, though everything is done here.
+void Communicator::linger() {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  while (Clock::now() < deadline) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      flush_outbox();
+      if (outbox_.empty() || broken_ || remote_.load(std::memory_order_acquire) == nullptr) return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 std::vector<StatsRow> Communicator::stats(bool reset) {

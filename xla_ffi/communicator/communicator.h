@@ -91,6 +91,7 @@ class Communicator final : public Connections {
   // records.cc: what processes tell each other
   void post(const RecordHeader& header, const std::string& payload);
   bool flush_outbox();
+  void linger();
   bool poll_records();
   void handle_record(const RecordHeader& header, const char* payload);
   void start_mismatch(uint32_t launch);
@@ -102,6 +103,7 @@ class Communicator final : public Connections {
   Operation next_to_work_on();
   void finish(const Operation& operation);
   void wait_briefly(const Ticket& ticket);
+  void need_progress_thread();
   void progress_loop();
   void sleep_until_news();
   void check_deadlines();
@@ -146,9 +148,11 @@ class Communicator final : public Connections {
   Clock::time_point mismatch_deadline_;
   std::map<int, std::string> details_;  // by rank
 
+  std::optional<int> dead_process_;  // of the progress thread only
+
   int handed_over_ = 0;
   bool stopping_ = false;
-  std::condition_variable news_;  // something was handed over or started, or stop
+  std::condition_variable news_;  // work for the progress thread: handed over, started, to post; or stop
   std::thread progress_thread_;
 };
 

@@ -70,10 +70,7 @@ std::optional<std::optional<Error>> Communicator::submit(
     if (!ticket->done.load(std::memory_order_acquire)) {
       ticket->on_done = make_completion();
       ++handed_over_;
-      if (!progress_thread_.joinable()) {
-        progress_thread_ = std::thread([this] { progress_loop(); });
-      }
-      news_.notify_all();
+      need_progress_thread();
       if (ShmTransport* remote = remote_.load(std::memory_order_acquire)) {
         remote->wake(spec_.self_process);  // where the progress thread may sleep
       }
@@ -81,6 +78,13 @@ std::optional<std::optional<Error>> Communicator::submit(
     }
   }
   return ticket->error;
+}
+
+// Under mutex_.
+void Communicator::need_progress_thread() {
+  if (stopping_) return;
+  if (!progress_thread_.joinable()) progress_thread_ = std::thread([this] { progress_loop(); });
+  news_.notify_all();
 }
 
 // Lends the arriving thread to the communicator while that is useful. XLA has few threads, so never for
@@ -102,9 +106,9 @@ void Communicator::progress_loop() {
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      news_.wait(lock, [&] { return stopping_ || handed_over_ > 0; });
+      news_.wait(lock, [&] { return stopping_ || handed_over_ > 0 || !outbox_.empty(); });
       if (stopping_) return;
-      flush_outbox();
+      if (flush_outbox()) backoff.reset();
     }
     if (drive()) {
       backoff.reset();
@@ -176,20 +180,22 @@ void Communicator::check_mismatch() {
   complete(std::move(finished));
 }
 
+// Called by the progress thread, so while somebody waits.
 void Communicator::check_peers() {
   ShmTransport* remote = remote_.load(std::memory_order_acquire);
   if (remote == nullptr) return;
-  const std::optional<int> process = remote->find_dead_process();
-  if (!process) return;
-  // It may have said something before it died; that comes first.
-  while (drive()) {
+  if (!dead_process_) {
+    // What it said before it died still counts: its last operations may complete. Look again next time.
+    dead_process_ = remote->find_dead_process();
+    return;
   }
+  const int process = *dead_process_;
   Error error;
   error.kind = ErrorKind::kPeerError;
-  error.pid = remote->pid_of(*process);
+  error.pid = remote->pid_of(process);
   std::string ranks;
   for (int rank = 0; rank < spec_.world_size(); ++rank) {
-    if (spec_.processes[rank] != *process) continue;
+    if (spec_.processes[rank] != process) continue;
     if (error.rank < 0) error.rank = rank;
     error.missing_ranks.push_back(rank);
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

@@ -15,7 +15,9 @@ void Communicator::post(const RecordHeader& header, const std::string& payload) 
   sized.payload_bytes = static_cast<uint32_t>(payload.size());
   ShmTransport* remote = remote_.load(std::memory_order_acquire);
   if (remote != nullptr && outbox_.empty() && remote->try_post(sized, payload.data())) return;
+  // This rank's own operations may be done before others have heard of it, so somebody must see to it.
   outbox_.emplace_back(sized, payload);
+  need_progress_thread();
 }
 
 bool Communicator::flush_outbox() {

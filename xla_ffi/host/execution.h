@@ -53,7 +53,10 @@ class ScheduledExecution final : public Execution {
  public:
   ScheduledExecution(std::vector<Input> inputs, std::vector<Output> outputs);
   // Pipelines refer to inputs and outputs by index, so these live here.
-  void add(std::unique_ptr<Pipeline> pipeline) { pipelines_.push_back(std::move(pipeline)); }
+  void add(std::unique_ptr<Pipeline> pipeline) {
+    if (pipeline->finished()) ++finished_pipelines_;  // an empty message has no steps
+    pipelines_.push_back(std::move(pipeline));
+  }
   const Input& input(int index) const { return inputs_[index]; }
   const Output& output(int index) const { return outputs_[index]; }
 
