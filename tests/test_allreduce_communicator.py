@@ -69,6 +69,15 @@ def test_scan(comm):
     )
 
 
+def test_symbolic_shapes(comm):
+    (size,) = jax.export.symbolic_shape("size")
+    exported = jax.export.export(
+        jax.jit(jax.grad(lambda x: jaxring.allreduce(2 * x, comm).sum())),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxring_collective")],
+    )(jax.ShapeDtypeStruct((size, 3), np.float32))
+    np.testing.assert_array_equal(exported.call(X), 2 * np.ones_like(X))
+
+
 def test_groups_are_for_axes(comm):
     with pytest.raises(jaxring.UsageError, match=r"split a Communicator with comm\.split"):
         jaxring.allreduce(X, comm, axis_index_groups=[[0]])

@@ -1,7 +1,4 @@
-"""Every access to JAX that is not public or that differs between the supported versions.
-
-(Helper J owns this file; `distributed_client` is what jaxring/_src/store.py needs.)
-"""
+"""Every access to JAX that is not public or that differs between the supported versions."""
 
 from __future__ import annotations
 

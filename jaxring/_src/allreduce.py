@@ -158,7 +158,7 @@ def reduce_operands(
     if served_by_lax(where, how, call):
         return [reductions.by_lax(x, op, where) for x, op in zip(operands, ops, strict=True)]
     kinds = [(op, x.dtype) for op, x in zip(ops, operands, strict=True)]
-    sizes_bytes = [x.size * x.dtype.itemsize for x in operands]
+    sizes_bytes = [buckets.size_bytes(x) for x in operands]
     results: list[Any] = list(operands)
     for bucket in buckets.pack(kinds, sizes_bytes, config.bucket_bytes):
         ys = axes.over_explicit_axes(
@@ -187,7 +187,7 @@ def _lower(ctx: Any, *values: Any, op: str, where: Where, how: How) -> Sequence[
     groups = primitive.groups_of(ctx, where, calls.describe("allreduce", how.name))
     if groups and max(len(g) for g in groups) == 1:
         return values
-    size_bytes = sum(int(aval.size) * aval.dtype.itemsize for aval in ctx.avals_in)
+    size_bytes = sum(buckets.size_bytes(aval) for aval in ctx.avals_in)
     return primitive.emit(
         ctx,
         values,

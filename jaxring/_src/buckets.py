@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
+
+
+def size_bytes(x: Any) -> int:
+    """The size of an array or its type; 0 if it is symbolic, as in jax.export."""
+    return x.size * x.dtype.itemsize if isinstance(x.size, int) else 0
 
 
 def pack(

@@ -64,7 +64,7 @@ def reduce_gradients_of(
     marked = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
     for i in marked:
         reductions.kind(leaves[i].dtype, op, call)
-    sizes_bytes = [leaves[i].size * leaves[i].dtype.itemsize for i in marked]
+    sizes_bytes = [buckets.size_bytes(leaves[i]) for i in marked]
     kinds = [leaves[i].dtype for i in marked]
     # Bound from the first bucket to the last: the backward pass comes to the last one first.
     for bucket in reversed(buckets.pack_backward(kinds, sizes_bytes, config.bucket_bytes)):

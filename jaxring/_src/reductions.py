@@ -31,14 +31,15 @@ def check_op(op: Any, call: str) -> None:
 def kind(dtype: Any, op: str, call: str) -> tuple[np.dtype, str]:
     """The dtype in which an operand of `dtype` is reduced, and the op that does it.
 
-    As in lax, the sum of bool is int32 and the mean of integers float32. The min of bool is "and".
+    As in lax, the sum of bool is int32 and the mean of integers float32 (of 64-bit ones float64).
+    The min of bool is "and".
 
     Raises:
       UsageError: the op has no meaning for the dtype, or the dtype is none of ours.
     """
     is_bool = dtype == np.bool_
     if op == "mean" and (is_bool or jnp.issubdtype(dtype, jnp.integer)):
-        dtype = np.dtype(np.float32)
+        dtype = np.dtype(np.float64 if np.dtype(dtype).itemsize == 8 else np.float32)
     elif op in ("sum", "prod") and is_bool:
         dtype = np.dtype(np.int32)
     elif op in _ORDERED and is_bool:
