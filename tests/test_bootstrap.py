@@ -199,9 +199,16 @@ def test_init_of_two_processes(tmp_path, how):
     processes = []
     for rank in (0, 1):
         env = {**os.environ, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", RANK, str(rank), coordinator]
         if how == "mpi":
             env |= {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
-        command = [sys.executable, "-c", RANK, str(rank), coordinator]
+            command = [
+                "sh",
+                "-c",
+                '"$@"; true',
+                "sh",
+                *command,
+            ]  # each rank has a parent of its own
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     outputs = [p.communicate(timeout=60)[0] for p in processes]
     assert outputs == ["0 2 True\n", "1 2 True\n"]

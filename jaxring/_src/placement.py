@@ -123,16 +123,15 @@ def _from_open_mpi(env: Mapping[str, str]) -> Placement | None:
         return None
     rank, world_size = _numbers(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", world_size))
-    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or _parent()
-    return _from_manager("Open MPI", rank, world_size, f"ompi {job}", local < world_size, env)
+    job = env.get("PMIX_NAMESPACE") or _manager("OMPI_COMM_WORLD_RANK")
+    return _from_manager("Open MPI", rank, world_size, job, local < world_size, env)
 
 
 def _from_pmi(env: Mapping[str, str]) -> Placement | None:
     if "PMI_RANK" in env and "PMI_SIZE" in env:  # MPICH's and Intel's mpiexec
         rank, world_size = _numbers(env, "PMI_RANK", "PMI_SIZE")
         local = int(env.get("MPI_LOCALNRANKS", world_size))
-        job = env.get("PMI_JOBID") or env.get("PMI_ID_JOB") or _parent()
-        return _from_manager("PMI", rank, world_size, f"pmi {job}", local < world_size, env)
+        return _from_manager("PMI", rank, world_size, _manager("PMI_RANK"), local < world_size, env)
     if "PMIX_RANK" in env and env["PMIX_RANK"] != "0":
         raise errors.UsageError(
             "PMIX_RANK is set but nothing says how many ranks there are: call "
@@ -166,11 +165,27 @@ def _numbers(env: Mapping[str, str], *names: str) -> tuple[int, ...]:
     return tuple(int(env[name]) for name in names)
 
 
-def _parent() -> str:
-    """The process manager that started all ranks of a host, if it did so itself: pid and start
-    time."""
-    with open(f"/proc/{os.getppid()}/stat") as f:
-        return f"parent {os.getppid()} {f.read().rpartition(')')[2].split()[19]}"
+def _manager(variable: str) -> str:
+    """The process manager of this host, which all its ranks descend from: pid and start time.
+
+    That is the nearest ancestor without `variable`; shells between it and us have it, as we do.
+    """
+    pid = os.getppid()
+    while True:
+        with open(f"/proc/{pid}/stat") as f:
+            fields = f.read().rpartition(")")[2].split()  # from the third one on; see proc(5)
+        parent, start_time = int(fields[1]), fields[19]
+        if parent == 0 or not _has_variable(pid, variable):
+            return f"process {pid} {start_time}"
+        pid = parent
+
+
+def _has_variable(pid: int, name: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return any(entry.startswith(f"{name}=".encode()) for entry in f.read().split(b"\0"))
+    except PermissionError:  # a manager that runs as another user
+        return False
 
 
 def multi_host(size: int) -> str:
