@@ -52,7 +52,7 @@ std::optional<Error> Communicator::broken() const {
 }
 
 void Communicator::close() {
-  linger();
+  linger(std::chrono::seconds(2), false);
   Error error;
   error.kind = ErrorKind::kAbortedError;
   error.message = "communicator " + spec_.key + " was closed on this rank";
@@ -71,15 +71,15 @@ void Communicator::close() {
   if (progress.joinable()) progress.join();
 }
 
-// Others may need announcements that have not found room yet, though everything is done here.
-void Communicator::linger() {
-  constexpr auto kPatience = std::chrono::seconds(2);
-  const Clock::time_point deadline = Clock::now() + kPatience;
+void Communicator::linger(std::chrono::milliseconds at_most, bool for_operations) {
+  const Clock::time_point deadline = Clock::now() + at_most;
   while (Clock::now() < deadline) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       flush_outbox();
-      if (outbox_.empty() || broken_ || remote_.load(std::memory_order_acquire) == nullptr) return;
+      const bool unsent = !outbox_.empty() && remote_.load(std::memory_order_acquire) != nullptr;
+      const bool unfinished = for_operations && handed_over_ > 0;
+      if (broken_ || (!unsent && !unfinished)) return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -54,6 +54,9 @@ class Communicator final : public Connections {
   void fail(Error error);
   std::optional<Error> broken() const;
   void close();
+  // Waits until others can have all they need of this rank: announcements that have not found room yet and,
+  // if asked for, operations that are under way (a script may end right after it has launched its last step).
+  void linger(std::chrono::milliseconds at_most, bool for_operations);
 
   // Its processes are numbered from 0 in order of their first rank, whatever the caller's numbers were.
   const CommunicatorSpec& spec() const { return spec_; }
@@ -91,11 +94,11 @@ class Communicator final : public Connections {
   // records.cc: what processes tell each other
   void post(const RecordHeader& header, const std::string& payload);
   bool flush_outbox();
-  void linger();
   bool poll_records();
   void handle_record(const RecordHeader& header, const char* payload);
-  void start_mismatch(uint32_t launch);
-  void note_detail(int rank, std::string text);
+  void start_mismatch(const Key& key);
+  void tell_standing();
+  void note_detail(int rank, const Key& key, std::string text);
   std::string standing_of(int rank) const;
 
   // progress.cc: doing the work and watching the clock
@@ -144,9 +147,9 @@ class Communicator final : public Connections {
   std::map<std::tuple<std::string, std::string>, StatsRow> stats_;
 
   std::atomic<bool> mismatching_{false};  // ranks disagree; their signatures are being collected
-  uint32_t mismatched_launch_ = 0;
+  Key mismatched_;  // the first operation known to be in dispute
   Clock::time_point mismatch_deadline_;
-  std::map<int, std::string> details_;  // by rank
+  std::map<int, std::string> details_;  // by rank: where it stands, seen from that operation
 
   std::optional<int> dead_process_;  // of the progress thread only
 

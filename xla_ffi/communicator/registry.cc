@@ -50,12 +50,13 @@ void Registry::close(const std::string& key) {
 }
 
 void Registry::close_all() {
-  std::vector<std::string> keys;
+  std::map<std::string, std::shared_ptr<Communicator>> open;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& entry : communicators_) keys.push_back(entry.first);
+    open = communicators_;
   }
-  for (const std::string& key : keys) close(key);
+  for (const auto& entry : open) entry.second->linger(std::chrono::seconds(5), true);
+  for (const auto& entry : open) close(entry.first);
 }
 
 std::vector<StatsRow> Registry::stats(bool reset) {

@@ -24,7 +24,7 @@ class Registry {
   // For calls lowered elsewhere (a serialized executable): a communicator whose ranks are all here.
   std::shared_ptr<Communicator> find_or_create_local(const std::string& key, int world_size);
   void close(const std::string& key);
-  void close_all();
+  void close_all();  // when the process ends
 
   std::vector<StatsRow> stats(bool reset);
 
