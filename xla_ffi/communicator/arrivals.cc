@@ -13,15 +13,6 @@ Selection selection_of(const CallInfo& info, int64_t count) {
                 info.chunk_bytes);
 }
 
-RecordHeader header_of(const Key& key) {
-  RecordHeader header;
-  header.launch = key.launch;
-  header.call = key.call;
-  header.copy = key.copy;
-  header.iteration = key.iteration;
-  return header;
-}
-
 std::string packed(const Input& input, DType dtype) {
   const int64_t element_bytes = size_of(dtype);
   std::string bytes(input.count() * element_bytes, '\0');
@@ -92,7 +83,7 @@ void Communicator::note_launch(int rank, uint32_t launch) {
   if (latest_launch_[rank] && *latest_launch_[rank] >= launch) return;
   latest_launch_[rank] = launch;
   for (const auto& [key, operation] : table_) {
-    if (key.launch < launch && !operation->announced[rank]) return start_mismatch(key.launch);
+    if (key.launch < launch && !operation->announced[rank]) return start_mismatch(key);
   }
 }
 
@@ -100,7 +91,7 @@ void Communicator::mark_announced(const Operation& operation, int rank, uint64_t
   if (operation->announced[rank]) return;
   operation->announced[rank] = signature;
   ++operation->announced_count;
-  if (!operation->signatures_agree()) return start_mismatch(operation->key.launch);
+  if (!operation->signatures_agree()) return start_mismatch(operation->key);
   start_if_ready(operation);
 }
 
@@ -129,7 +120,7 @@ void Communicator::start(const Operation& operation) {
   const bool in_place = selection.algorithm == Algorithm::kDirect &&
                         (selection.one_shot || !spans_processes());
   if (in_place) {
-    if (!payloads_fit(*operation)) return start_mismatch(operation->key.launch);
+    if (!payloads_fit(*operation)) return start_mismatch(operation->key);
     operation->execution = make_in_place(*operation, spans_processes());
     immediate_.push_back(operation);
   } else {

@@ -19,6 +19,31 @@ std::string seconds(double value) {
   return text;
 }
 
+// Where texts begin to differ from the first of them.
+size_t first_difference(const std::map<std::string, std::vector<int>>& texts) {
+  size_t first = std::string::npos;
+  const std::string& reference = texts.begin()->first;
+  for (const auto& entry : texts) {
+    const std::string& text = entry.first;
+    const size_t shorter = std::min(text.size(), reference.size());
+    const auto ends = std::mismatch(text.begin(), text.begin() + shorter, reference.begin());
+    const size_t at = ends.first - text.begin();
+    if (text != reference) first = std::min(first, at);
+  }
+  return first;
+}
+
+// The beginning of a long text and what stands around `at`: a signature names every leaf.
+std::string excerpt(const std::string& text, size_t at) {
+  constexpr size_t kWhole = 320, kHead = 120, kBefore = 40, kWindow = 160;
+  if (text.size() <= kWhole) return text;
+  const size_t begin = at == std::string::npos || at < kHead + kBefore ? kHead : at - kBefore;
+  std::string shortened = text.substr(0, kHead);
+  if (begin > kHead) shortened += " … ";
+  if (begin < text.size()) shortened += text.substr(begin, kWindow);
+  return shortened + (begin + kWindow < text.size() ? " …" : "");
+}
+
 }  // namespace
 
 void Communicator::fail(Error error) {
@@ -64,6 +89,10 @@ void Communicator::fail_operation(const Operation& operation, const Error& error
   if (operation->finished) return;
   if (operation->execution) {
     operation->execution->retire();  // from here on nobody touches its buffers
+    // Only the first of the schedule uses FIFOs. Slices that it leaves there would reach the next one.
+    if (!spans_processes() && !scheduled_.empty() && scheduled_.front() == operation) {
+      in_process_.reset();
+    }
     for (auto* queue : {&immediate_, &scheduled_}) {
       auto found = std::find(queue->begin(), queue->end(), operation);
       if (found == queue->end()) continue;
@@ -150,9 +179,13 @@ Error Communicator::timeout_error(const PendingOperation& operation) const {
   if (error.missing_ranks.empty()) {
     error.missing_ranks = operation.execution ? operation.execution->blocking_peers()
                                               : std::vector<int>{0};
-    error.message = where + " stopped moving data within " + seconds(settings().timeout_s) +
-                    ": no progress from rank " + join(error.missing_ranks) +
-                    "; is that process stopped or swapped out?";
+    const std::string within = " did not finish within " + seconds(settings().timeout_s);
+    if (error.missing_ranks.empty()) {
+      error.message = where + within + ", though all ranks take part and data moves; raise timeout_s";
+    } else {
+      error.message = where + within + ": no progress from rank " + join(error.missing_ranks) +
+                      "; is that process stopped or swapped out?";
+    }
     return error;
   }
   for (int rank : error.missing_ranks) {
@@ -181,8 +214,10 @@ Error Communicator::mismatch_error() const {
   // Ranks that say the same are named together.
   std::map<std::string, std::vector<int>> by_text;
   for (const auto& [rank, text] : details_) by_text[text].push_back(rank);
+  const size_t difference = first_difference(by_text);
   std::string list;
-  for (const auto& [text, ranks] : by_text) {
+  for (const auto& [whole, ranks] : by_text) {
+    const std::string text = excerpt(whole, difference);
     error.signatures.push_back(text);
     list += std::string(list.empty() ? "" : "; ") + (ranks.size() > 1 ? "ranks " : "rank ") +
             join(ranks) + ": " + text;

@@ -172,7 +172,7 @@ void Communicator::check_mismatch() {
     if (spans_processes()) {
       fail_locked(error, true, &finished);
     } else {
-      fail_launch(mismatched_launch_, error, &finished);
+      fail_launch(mismatched_.launch, error, &finished);
       mismatching_ = false;
       details_.clear();
     }

@@ -7,6 +7,9 @@ namespace {
 // How long a process waits for the other ranks' signatures before it raises with those it has.
 constexpr auto kDetailPatience = std::chrono::seconds(1);
 
+// A signature has a few characters for each leaf; a record must fit into the ring.
+constexpr size_t kLongestDetail = 64 << 10;
+
 }  // namespace
 
 // Records keep their order: once one waits in the outbox, the next ones queue behind it.
@@ -69,7 +72,7 @@ void Communicator::handle_record(const RecordHeader& header, const char* payload
         break;
       }
       case kDetail:
-        note_detail(header.rank, std::string(payload, header.payload_bytes));
+        note_detail(header.rank, key, std::string(payload, header.payload_bytes));
         break;
       case kFailure: {
         if (header.payload_bytes == 0 || payload[0] < 0 || payload[0] >= kErrorKindCount) return;
@@ -86,44 +89,50 @@ void Communicator::handle_record(const RecordHeader& header, const char* payload
   complete(std::move(finished));
 }
 
-// Ranks disagree about `launch`. Each process tells where its ranks stand; with all of that known, or after
-// a moment, everybody raises the same error. Called under mutex_.
-void Communicator::start_mismatch(uint32_t launch) {
-  if (mismatching_) return;
+// Ranks disagree about this operation. Each process tells where its ranks stand; with all of that known, or
+// after a moment, everybody raises the same error. A process that knows of an earlier dispute wins, so that
+// all explain the first divergence and not what follows from it. Called under mutex_.
+void Communicator::start_mismatch(const Key& key) {
+  if (mismatching_ && !(key < mismatched_)) return;
+  if (!mismatching_) mismatch_deadline_ = Clock::now() + kDetailPatience;
   mismatching_ = true;
-  mismatched_launch_ = launch;
-  mismatch_deadline_ = Clock::now() + kDetailPatience;
-  if (spans_processes()) {
-    for (int rank : local_ranks_) {
-      RecordHeader header;
-      header.type = kDetail;
-      header.launch = launch;
-      header.rank = static_cast<uint16_t>(rank);
-      details_[rank] = standing_of(rank);
-      post(header, details_[rank]);
-    }
-  }
+  mismatched_ = key;
+  details_.clear();
+  if (spans_processes()) tell_standing();
   news_.notify_all();
 }
 
-void Communicator::note_detail(int rank, std::string text) {
-  details_[rank] = std::move(text);
-  start_mismatch(latest_launch_[rank].value_or(0));
+void Communicator::tell_standing() {
+  for (int rank : local_ranks_) {
+    RecordHeader header = header_of(mismatched_);
+    header.type = kDetail;
+    header.rank = static_cast<uint16_t>(rank);
+    details_[rank] = standing_of(rank);
+    post(header, details_[rank].substr(0, kLongestDetail));
+  }
 }
 
-// What a rank of this process waits in (the oldest, if several), as others should read it.
+void Communicator::note_detail(int rank, const Key& key, std::string text) {
+  start_mismatch(key);
+  if (key == mismatched_) details_[rank] = std::move(text);
+}
+
+// What a rank of this process does instead of, or as, the operation in dispute, as others should read it.
 std::string Communicator::standing_of(int rank) const {
-  const PendingOperation* oldest = nullptr;
+  const PendingOperation* shown = nullptr;
   for (const auto& [key, operation] : table_) {
     if (!operation->tickets[rank] || operation->finished) continue;
-    const bool older = oldest == nullptr || key.launch < oldest->key.launch ||
-                       (key.launch == oldest->key.launch && key.call < oldest->key.call);
-    if (older) oldest = operation.get();
+    if (key == mismatched_) {
+      shown = operation.get();
+      break;
+    }
+    if (shown == nullptr || key < shown->key) shown = operation.get();
   }
-  if (oldest == nullptr) return "in no collective";
-  const CallInfo& info = *oldest->tickets[rank]->request.info;
-  return info.label() + " #" + std::to_string(oldest->key.call) + " of launch " +
-         std::to_string(oldest->key.launch) + ": " + info.signature.text;
+  if (shown == nullptr) return "in no collective";
+  const CallInfo& info = *shown->tickets[rank]->request.info;
+  return (shown->key == mismatched_ ? "" : "in another call, ") + info.label() + " #" +
+         std::to_string(shown->key.call) + " of launch " + std::to_string(shown->key.launch) + ": " +
+         info.signature.text;
 }
 
 }  // namespace jaxring

@@ -12,6 +12,7 @@
 #include "xla_ffi/core/error.h"
 #include "xla_ffi/core/operation.h"
 #include "xla_ffi/host/buffers.h"
+#include "xla_ffi/transport/transport.h"
 
 namespace jaxring {
 
@@ -43,6 +44,16 @@ struct Request {
   Input input;
   Output output;
 };
+
+// A record about the operation with this key.
+inline RecordHeader header_of(const Key& key) {
+  RecordHeader header;
+  header.launch = key.launch;
+  header.call = key.call;
+  header.copy = key.copy;
+  header.iteration = key.iteration;
+  return header;
+}
 
 using Completion = std::function<void(std::optional<Error>)>;
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "xla_ffi/core/dtype.h"
 #include "xla_ffi/core/reduce_op.h"
@@ -50,6 +51,11 @@ struct Key {
   bool operator==(const Key& other) const {
     return launch == other.launch && call == other.call && copy == other.copy &&
            iteration == other.iteration;
+  }
+  // In the order of the program, as far as a key tells.
+  bool operator<(const Key& other) const {
+    return std::tie(launch, iteration, call, copy) <
+           std::tie(other.launch, other.iteration, other.call, other.copy);
   }
 };
 

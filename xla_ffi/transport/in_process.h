@@ -19,6 +19,12 @@ class InProcessTransport final : public FifoTransport {
     return fifo(from_rank, to_rank, channel).receiver;
   }
 
+  // Forgets what is under way; for when an operation ended in the middle. Nobody may be using a FIFO.
+  void reset() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fifos_.clear();
+  }
+
  private:
   struct Fifo {
     Fifo()
