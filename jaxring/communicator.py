@@ -6,6 +6,7 @@ processes in the background."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -283,6 +284,8 @@ def stats(reset: bool = False) -> list[dict[str, Any]]:
     return _native.stats(reset)
 
 
+# Before JAX's own: a script may end right after it has launched its last step.
+atexit.register(_native.close_all)
 errors.add_details_source(cast(Any, _native.error_details))
 config.subscribe("timeout_s", lambda value: _native.set_setting("timeout_s", value))
 config.subscribe("warn_s", lambda value: _native.set_setting("warn_s", value))
