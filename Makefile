@@ -38,11 +38,12 @@ ifneq ($(CPP_TESTS),0)
 	$(MAKE) cpp-test PYTHON="$(PYTHON)"
 endif
 
-# PYTHONSAFEPATH keeps the source tree out of sys.path: the installed package is what is tested.
+# Run from build/: `python -m jaxring` in the source tree would find jaxring/ there, and it is the installed package
+# that is tested.
 python-test: $(VENV)/installed
 	@$(VENV)/bin/python -c 'from importlib.metadata import version as v; import sys; \
 	  print("Python", sys.version.split()[0], "jax", v("jax"), "jaxlib", v("jaxlib"), "numpy", v("numpy"))'
-	PYTHONSAFEPATH=1 $(VENV)/bin/pytest $(PYTEST_ARGS) tests
+	mkdir -p build && cd build && ../$(VENV)/bin/pytest -c ../pyproject.toml --rootdir .. $(PYTEST_ARGS) ../tests
 
 bench: $(VENV)/installed
 	$(VENV)/bin/jaxring bench $(BENCH_ARGS)

@@ -93,6 +93,9 @@ def _load(name: str, file: str | None) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    for end in (i for i, letter in enumerate(name) if letter == "."):
+        # Pickle imports the packages above a module too, which here may exist in name only.
+        sys.modules.setdefault(name[:end], ModuleType(name[:end]))
     sys.modules[name] = sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
