@@ -14,7 +14,7 @@ namespace jaxring::testing {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kExecutions = 40;
+constexpr int kExecutions = 20;
 #else
 constexpr int kExecutions = 200;
 #endif

@@ -88,6 +88,8 @@ class Schedules : public ::testing::TestWithParam<std::tuple<Layout, int>> {};
 
 TEST_P(Schedules, EqualTheReference) {
   const auto [layout, world_size] = GetParam();
+  // Sanitizers look at accesses, not at values: a third of the worlds and the sizes around a slot do.
+  if (kSanitized && world_size % 3 != 2) return;
   TestWorld world(layout, world_size);
   uint64_t run_id = 1;
   const int64_t slot = kFifoSlotBytes / 4;  // elements of a slot that holds float32
@@ -95,16 +97,18 @@ TEST_P(Schedules, EqualTheReference) {
   if (!kSanitized) counts.push_back(131071);
   for (Algorithm algorithm : kAll) {
     for (int64_t count : counts) {
+      if (count > 1009 && kSanitized) {
+        check<float>(world, algorithm, ReduceOp::kSum, count, run_id++);
+        continue;
+      }
       check_ops<float>(world, algorithm, count, &run_id);
-      if (count > 1009 && kSanitized) continue;
       check_ops<double>(world, algorithm, count, &run_id);
       check_ops<BFloat16>(world, algorithm, count, &run_id);
       check_ops<Float16>(world, algorithm, count, &run_id);
       check_ops<int32_t>(world, algorithm, count, &run_id);
     }
+    if (!kSanitized) check<float>(world, algorithm, ReduceOp::kSum, 1 << 20, run_id++);
     EXPECT_EQ(world.total(true).algorithm, info_of(algorithm).name);
-    if (!kSanitized && world_size <= 4) check<float>(world, algorithm, ReduceOp::kSum, 1 << 20, run_id++);
-    world.total(true);
   }
 }
 
@@ -122,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Schedules,
 TEST(Traffic, EqualsTheFormulas) {
   const int64_t count = 720720;  // divisible by every world size below
   const int64_t n = count * 4;
-  for (int p = 2; p <= 16; ++p) {
+  for (int p = 2; p <= (kSanitized ? 3 : 16); ++p) {
     TestWorld world(Layout::kDevices, p);
     uint64_t run_id = 1;
     for (Algorithm algorithm : kAll) {
