@@ -30,6 +30,7 @@ PEERS = ("lax",)
 MODES = ("mesh", "communicator")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 STOP_TIMEOUT_S = 10
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 HELP = """Time a collective with nccl-tests' columns, beside a peer in the same processes.
 
@@ -134,10 +135,12 @@ def execute(spec: Spec, folder: Path, console: Console) -> list[dict[str, Any]]:
             code = child.wait()
         except KeyboardInterrupt:
             child.wait(STOP_TIMEOUT_S)  # it got the same signal and stops its children
-            raise typer.Exit(130) from None
+            code = INTERRUPTED
         finally:
             follower.finished.set()
             follower.join()
+        if code == INTERRUPTED:
+            raise typer.Exit(code)
         if code:
             output.seek(0)
             console.print(output.read(), markup=False, highlight=False)
