@@ -150,6 +150,8 @@ def emit(
             dict(zip(device_ids, processes, strict=True)),
         )
     module, call = _site(ctx.module_context.module)
+    # Devices of one process run one executable, so XLA may order or overlap their calls as it likes.
+    ordered = bool(where.communicator) or len(set(processes)) > 1
     attributes = {
         "collective": collective,
         "op": op,
@@ -164,13 +166,22 @@ def emit(
         "module": module,
         "deterministic": how.deterministic,
         "chunk_bytes": np.int64(how.chunk_bytes),
+        "ordered": ordered,
     }
     # Set on the HLO only: XLA must not merge, hoist or drop calls, but a JAX effect would cost some
     # 100 us for each launch.
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
-    partition_aval = ShapedArray((), np.dtype(np.int32))
-    inner = ctx.replace(primitive=None, avals_in=[partition_aval, *ctx.avals_in])
-    return rule(inner, _partition_id(ctx, where), *operands, **attributes)
+    scalar = ShapedArray((), np.dtype(np.int32))
+    first = [_partition_id(ctx, where), *(_previous_call(ctx) if ordered else [])]
+    inner = ctx.replace(
+        primitive=None,
+        avals_in=[scalar] * len(first) + list(ctx.avals_in),
+        avals_out=[scalar] * ordered + list(ctx.avals_out),
+    )
+    results = rule(inner, *first, *operands, **attributes)
+    if ordered:
+        _note_call(ctx)
+    return results[ordered:]
 
 
 def _int64(values: Any) -> np.ndarray:
@@ -207,7 +218,10 @@ def _partition_id(ctx: Any, where: axes.Where) -> Any:
 @dataclasses.dataclass
 class _Module:
     name: str
-    calls: itertools.count[int]
+    calls: itertools.count[int] = dataclasses.field(default_factory=itertools.count)
+    # Position of the last ordered call in each block. Not the call itself: it would keep its module
+    # alive.
+    last: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 _lock = threading.Lock()
@@ -221,10 +235,32 @@ def _site(module: Any) -> tuple[str, int]:
         entry = _modules.get(module)
         if entry is None:
             name = ir.StringAttr(module.operation.attributes["sym_name"]).value
-            entry = _Module(f"{name}#{_modules_of_name[name]}", itertools.count())
+            entry = _Module(f"{name}#{_modules_of_name[name]}")
             _modules_of_name[name] += 1
             _modules[module] = entry
         return entry.name, next(entry.calls)
+
+
+def _previous_call(ctx: Any) -> list[Any]:
+    """The scalar result of the ordered call before this one in its block, if there is one.
+
+    As an operand of this call it makes XLA keep the two in program order. Executables of different
+    processes may differ by work of one rank only, and XLA then schedules independent calls
+    differently. XLA:CPU runs a program of small buffers, or of few operations, one after the other,
+    waiting for each, and elsewhere lets a later operation reuse the memory of an earlier one: two
+    ranks would wait for each other in different calls for ever (tests/multiprocess/test_matching.py,
+    guards_against_nan). Neither tokens of JAX's ordered effects (hundreds of us for each launch) nor
+    optimization_barrier (removed before scheduling) would do.
+    """
+    block = ir.InsertionPoint.current.block
+    index = _modules[ctx.module_context.module].last.get(hash(block))
+    return [] if index is None else [block.operations[index].results[0]]
+
+
+def _note_call(ctx: Any) -> None:
+    """Remembers the call just emitted, the last operation of its block."""
+    block = ir.InsertionPoint.current.block
+    _modules[ctx.module_context.module].last[hash(block)] = len(block.operations) - 1
 
 
 # -- The native module -----------------------------------------------------------------------------

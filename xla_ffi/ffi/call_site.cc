@@ -65,6 +65,7 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> CallSite::create(ffi::Dictionary attribu
   std::unique_ptr<CallSite> site(new CallSite);
   site->module_ = text_attribute(attributes, "module");
   site->call_ = static_cast<uint32_t>(attribute<int64_t>(attributes, "call"));
+  site->ordered_ = attribute<bool>(attributes, "ordered");
   site->communicator_key_ = text_attribute(attributes, "communicator");
   site->device_ids_ = numbers_attribute(attributes, "device_ids");
   site->processes_ = numbers_attribute(attributes, "processes");

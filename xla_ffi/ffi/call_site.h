@@ -33,6 +33,8 @@ class CallSite {
   std::shared_ptr<const CallInfo> info(DType dtype, const std::function<std::string()>& shapes);
 
   uint32_t call() const { return call_; }
+  // Whether it is chained to the ordered calls around it; see primitive.py.
+  bool ordered() const { return ordered_; }
   // Which of the copies that XLA made of this call (an inner jit called twice): their order at Instantiate.
   uint32_t copy();
   // How often the device has run this call in this launch.
@@ -45,6 +47,7 @@ class CallSite {
 
   std::string module_;
   uint32_t call_ = 0;
+  bool ordered_ = false;
   uint32_t instantiated_ = 0;  // how many copies came before this one
   std::atomic<int64_t> copy_{-1};  // once known
   std::string communicator_key_;

@@ -72,14 +72,20 @@ std::string shape_of(const ffi::AnyBuffer& buffer, DType dtype) {
   return text + "]";
 }
 
-// The first operand is the partition id; leaf i of the message is operand i + 1 and result i.
+// Operands: the partition id, the order of the call before (of an ordered call that is not the first), the
+// leaves. Results: the order (of an ordered call), the leaves. The order is a scalar without meaning; passing
+// it on keeps XLA from exchanging two calls.
 Request make_request(CallSite& site, int rank, const ffi::RunId& run_id, int device_ordinal,
                      ffi::RemainingArgs arguments, ffi::RemainingRets results) {
   Request request;
   DType dtype = DType::kFloat32;
-  for (size_t leaf = 0; leaf < results.size(); ++leaf) {
-    const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(leaf + 1);
-    ffi::Result<ffi::AnyBuffer> output = *results.get<ffi::AnyBuffer>(leaf);
+  const size_t first_result = site.ordered() ? 1 : 0;
+  const size_t leaf_count = results.size() - first_result;
+  const size_t first_argument = arguments.size() - leaf_count;
+  if (site.ordered()) *(*results.get<ffi::AnyBuffer>(0))->typed_data<int32_t>() = 0;
+  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+    const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(first_argument + leaf);
+    ffi::Result<ffi::AnyBuffer> output = *results.get<ffi::AnyBuffer>(first_result + leaf);
     const std::optional<DType> known = dtype_of(input.element_type());
     if (!known) throw std::runtime_error("jaxring: a leaf has a dtype that jaxring does not know");
     dtype = *known;
@@ -88,8 +94,9 @@ Request make_request(CallSite& site, int rank, const ffi::RunId& run_id, int dev
   }
   request.info = site.info(dtype, [&] {
     std::string text;
-    for (size_t leaf = 0; leaf < results.size(); ++leaf) {
-      text += (leaf > 0 ? " " : "") + shape_of(*arguments.get<ffi::AnyBuffer>(leaf + 1), dtype);
+    for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+      const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(first_argument + leaf);
+      text += (leaf > 0 ? " " : "") + shape_of(input, dtype);
     }
     return text;
   });
