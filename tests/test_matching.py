@@ -137,7 +137,10 @@ def test_loops():
         def step(state):
             i, xs, ys = state
             ys = sums([x + i for x in xs])
-            ys = [jax.lax.fori_loop(0, 2, lambda j, y: jaxring.allreduce(y, "x", "max"), y) for y in ys]
+            ys = [
+                jax.lax.fori_loop(0, 2, lambda j, y: jaxring.allreduce(y, "x", "max"), y)
+                for y in ys
+            ]
             return i + 1, xs, ys
 
         return jax.lax.while_loop(lambda s: s[0] < rounds, step, (0, xs, xs))[2]
