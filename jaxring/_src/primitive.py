@@ -254,7 +254,14 @@ def _previous_call(ctx: Any) -> list[Any]:
     """
     block = ir.InsertionPoint.current.block
     index = _modules[ctx.module_context.module].last.get(hash(block))
-    return [] if index is None else [block.operations[index].results[0]]
+    if index is None or index >= len(block.operations):
+        return []
+    # A block that JAX has thrown away may have had this one's address: is it really one of ours?
+    call = block.operations[index].operation
+    ours = "call_target_name" in call.attributes and (
+        ir.StringAttr(call.attributes["call_target_name"]).value == TARGET
+    )
+    return [call.results[0]] if ours else []
 
 
 def _note_call(ctx: Any) -> None:
