@@ -79,11 +79,15 @@ cpp-test: $(VENV)/installed
 lint-tools: $(VENV)/installed
 	$(PIP) install ruff 'pyright[nodejs]' clang-format pytest absl-py
 
+# All of them run, whatever the first finds.
 lint: lint-tools
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	@failed=0; \
+	run() { echo "$$*"; "$$@" || failed=1; }; \
+	run $(VENV)/bin/ruff check .; \
+	run $(VENV)/bin/ruff format --check .; \
+	run $(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES); \
+	run $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python; \
+	exit $$failed
 
 format: lint-tools
 	$(VENV)/bin/ruff check --fix .
