@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,20 @@ def test_training_equals_lax_on_devices_and_processes(tmp_path):
 def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="--batch=9 is not divisible by 2 ranks"):
         train(tmp_path, "--collectives=lax", "--devices=2", "--batch=9")
+
+
+def test_the_readme_example_prints_what_it_says(tmp_path):
+    text = (EXAMPLES.parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import jax\n.*?)```", text, re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[12. 16.]\n")
+    assert "'collective': 'allreduce'" in done.stdout
 
 
 @pytest.fixture
