@@ -1,5 +1,4 @@
-"""The engine in one process: whatever order XLA runs calls in, and on however few threads, the right
-ones meet.
+"""The engine in one process: whatever order XLA runs calls in, the right ones meet.
 
 Every number is distinct by rank, call and execution, so that a wrong pairing is a wrong value and
 not only a hang. What conftest's eight devices can't show runs in a child of its own.
@@ -77,7 +76,7 @@ def sums(xs, axis="x", **how):
 
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_independent_calls(n):
-    """XLA runs these in another order on each device (facts-cpu.md), in 7 to 14 of 20 executions."""
+    """XLA runs these in another order on each device (facts-cpu.md), in 7 to 14 of 20 runs."""
     ranks = Ranks({"x": n})
     ranks.check(sums, calls=16, executions=200 if n == 2 else 60)
     ranks.check(sums, calls=40, executions=20, in_flight=10)
@@ -264,7 +263,7 @@ def test_devices_in_different_branches():
 
 
 def test_a_device_that_skips_a_call():
-    """XLA starts a launch when the one before has ended on all devices, so only the deadline tells."""
+    """XLA starts a launch when the one before has ended on all devices; the deadline tells."""
     ranks = Ranks({"x": 4})
 
     def f(xs):

@@ -150,7 +150,7 @@ def emit(
             dict(zip(device_ids, processes, strict=True)),
         )
     module, call = _site(ctx.module_context.module)
-    # Devices of one process run one executable, so XLA may order or overlap their calls as it likes.
+    # Devices of one process run one executable; there XLA may order its calls as it likes.
     ordered = bool(where.communicator) or len(set(processes)) > 1
     attributes = {
         "collective": collective,
@@ -248,9 +248,10 @@ def _previous_call(ctx: Any) -> list[Any]:
     processes may differ by work of one rank only, and XLA then schedules independent calls
     differently. XLA:CPU runs a program of small buffers, or of few operations, one after the other,
     waiting for each, and elsewhere lets a later operation reuse the memory of an earlier one: two
-    ranks would wait for each other in different calls for ever (tests/multiprocess/test_matching.py,
-    guards_against_nan). Neither tokens of JAX's ordered effects (hundreds of us for each launch) nor
-    optimization_barrier (removed before scheduling) would do.
+    ranks would wait for each other in different calls for ever (guards_against_nan in
+    tests/multiprocess/test_matching.py). Neither tokens of JAX's ordered effects (hundreds of us
+    for each launch) nor optimization_barrier (removed before scheduling) would do. Calls in
+    different functions or loops of a program are not ordered.
     """
     block = ir.InsertionPoint.current.block
     index = _modules[ctx.module_context.module].last.get(hash(block))
