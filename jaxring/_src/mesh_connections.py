@@ -49,6 +49,8 @@ def _connect(native: ModuleType, key: str, members: list[int], me: int) -> None:
     except (
         Exception
     ) as e:  # whatever it is, it must reach the calls that wait for this communicator
+        if native.communicator_state(key) == "missing":
+            return  # closed, as the process ends
         error = e if isinstance(e, errors.Error) else errors.parse(str(e))
         kind = type(error).__name__ if error is not None else "PeerError"
         message = error.message if error is not None else f"{key} cannot be joined: {e}"

@@ -166,7 +166,7 @@ def compiling_threads(comm, executions):
 
 def guards_against_nan(comm, executions):
     """Case 13: work of one rank only permutes XLA's schedule of its equal-shape calls."""
-    for trial in range(6):
+    for trial in range(3):
         random = np.random.default_rng(100 * trial + comm.rank)
         guarded = set(random.choice(12, random.integers(0, 5), replace=False).tolist())
         busy = set(random.choice(12, random.integers(0, 4), replace=False).tolist())
@@ -236,16 +236,16 @@ def in_communicator_mode(comm, executions):
 
 
 def test_communicator_mode():
-    spawn(in_communicator_mode, 3, 120, env=ENV)
+    spawn(in_communicator_mode, 3, 60, env=ENV)
 
 
 def with_many_processes(comm, executions):
     """Four processes for each core of the machine that this was written on."""
-    run_all(comm, independent_calls, copies, guards_against_nan, two_threads, executions=executions)
+    run_all(comm, independent_calls, guards_against_nan, two_threads, executions=executions)
 
 
 def test_eight_processes():
-    spawn(with_many_processes, 8, 20, env=ENV)
+    spawn(with_many_processes, 8, 15, env=ENV)
 
 
 def with_a_compilation_cache(comm, folder):
@@ -356,9 +356,9 @@ def meshes(comm, executions):
     run_all(comm, on_meshes, on_meshes_in_own_ways, executions=executions)
 
 
-@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 1)])
 def test_meshes(n, devices):
-    spawn(meshes, n, 50, devices=devices, distributed=True, env=ENV)
+    spawn(meshes, n, 25, devices=devices, distributed=True, env=ENV)
 
 
 def threads_named(name):
@@ -380,7 +380,7 @@ def with_one_thread(comm, executions):
 
 def test_pool_of_one_thread():
     """XLA's pool has as many threads as NPROC says, but at least one for each device."""
-    spawn(with_one_thread, 4, 100, distributed=True, env={**ENV, "NPROC": "1"})
+    spawn(with_one_thread, 4, 60, distributed=True, env={**ENV, "NPROC": "1"})
 
 
 # -- Ranks that differ -----------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def skips_and_ends(comm):
     error = typed_error(f, list(numbers(comm.world_size, 4, 0)[comm.rank]))
     waited_s = time.monotonic() - begin
     if comm.rank == 2:
-        time.sleep(3)
+        time.sleep(2)
     return error, waited_s
 
 
