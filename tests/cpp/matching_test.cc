@@ -1,5 +1,5 @@
-// Matching by key: whatever the order of arrival, the right calls meet. Values are distinct per rank, call and
-// execution, so a wrong pairing gives a wrong sum, not only a hang.
+// Matching by key: whatever the order of arrival, the right calls meet. Values are distinct per
+// rank, call and execution, so a wrong pairing gives a wrong sum, not only a hang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,8 @@ std::vector<Call> equal_shape_calls(int call_count) {
                                   Algorithm::kTree};
   for (int c = 0; c < call_count; ++c) {
     const int64_t count = c % 3 == 0 ? 5000 : 10;
-    calls.push_back(Call{make_info(algorithms[c % 4], ReduceOp::kSum, DType::kFloat32, count), count});
+    calls.push_back(
+        Call{make_info(algorithms[c % 4], ReduceOp::kSum, DType::kFloat32, count), count});
   }
   return calls;
 }
@@ -113,8 +114,9 @@ TEST_P(Matching, CopiesAndIterations) {
         }
         std::vector<Submitted> submitted;
         for (int c : order) {
-          submitted.push_back(Submitted::start(
-              world.of_rank(rank), arrays[c].request(call, rank, 5000 + execution, 3, c, iteration)));
+          submitted.push_back(
+              Submitted::start(world.of_rank(rank),
+                               arrays[c].request(call, rank, 5000 + execution, 3, c, iteration)));
         }
         for (Submitted& one : submitted) ASSERT_FALSE(one.error());
         for (const Arrays& one : arrays) ASSERT_TRUE(one.right());
@@ -123,21 +125,21 @@ TEST_P(Matching, CopiesAndIterations) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, Matching,
-    ::testing::Combine(::testing::Values(Layout::kDevices, Layout::kProcesses,
-                                         Layout::kTwoDevicesPerProcess),
-                       ::testing::Values(2, 3, 5, 8)),
-    [](const auto& info) {
-      return std::string(name_of(std::get<0>(info.param))) + "_" +
-             std::to_string(std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Worlds, Matching,
+                         ::testing::Combine(::testing::Values(Layout::kDevices, Layout::kProcesses,
+                                                              Layout::kTwoDevicesPerProcess),
+                                            ::testing::Values(2, 3, 5, 8)),
+                         [](const auto& info) {
+                           return std::string(name_of(std::get<0>(info.param))) + "_" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
-// Far more calls in flight than a record ring holds: what finds no room waits in the sender's outbox, and
-// the late rank still meets all of them.
+// Far more calls in flight than a record ring holds: what finds no room waits in the sender's
+// outbox, and the late rank still meets all of them.
 TEST(Matching, MoreInFlightThanTheRingHolds) {
   TestWorld world(Layout::kProcesses, 2);
-  const int64_t count = 3000;  // 12 KB each with its announcement: 300 of them are 3.6 MB, the ring has 1
+  const int64_t count =
+      3000;  // 12 KB each with its announcement: 300 of them are 3.6 MB, the ring has 1
   const Call call{make_info(Algorithm::kAuto, ReduceOp::kSum, DType::kFloat32, count), count};
   world.spawn([&](int rank) {
     std::vector<Arrays> arrays;
@@ -146,7 +148,8 @@ TEST(Matching, MoreInFlightThanTheRingHolds) {
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     for (int i = 0; i < 300; ++i) {
       const int c = rank == 0 ? i : 299 - i;
-      submitted.push_back(Submitted::start(world.of_rank(rank), arrays[c].request(call, rank, 1, c)));
+      submitted.push_back(
+          Submitted::start(world.of_rank(rank), arrays[c].request(call, rank, 1, c)));
     }
     for (Submitted& one : submitted) ASSERT_FALSE(one.error());
     for (const Arrays& one : arrays) ASSERT_TRUE(one.right());
@@ -186,9 +189,9 @@ TEST(Matching, ManyRanksInOneProcess) {
     std::vector<Submitted> submitted;
     for (int rank = 0; rank < n; ++rank) arrays.emplace_back(rank, n, 1, 0, call.count);
     for (int rank = 0; rank < n; ++rank) {
-      submitted.push_back(Submitted::start(
-          world.of_rank(rank),
-          arrays[rank].request(call, rank, 10 + static_cast<int>(algorithm), 0)));
+      submitted.push_back(
+          Submitted::start(world.of_rank(rank),
+                           arrays[rank].request(call, rank, 10 + static_cast<int>(algorithm), 0)));
     }
     for (Submitted& one : submitted) ASSERT_FALSE(one.error());
     for (const Arrays& one : arrays) ASSERT_TRUE(one.right());

@@ -21,7 +21,8 @@ struct SmallRing {
   RecordRing ring() { return RecordRing(memory[0].bytes, kRingBytes); }
 };
 
-// The writer laps the ring many times with payloads of every length and content that looks like stamps.
+// The writer laps the ring many times with payloads of every length and content that looks like
+// stamps.
 TEST(RecordRing, EveryRecordArrivesOnceAndInOrderAtEveryReader) {
   SmallRing memory;
   const RecordRing ring = memory.ring();
@@ -53,11 +54,12 @@ TEST(RecordRing, EveryRecordArrivesOnceAndInOrderAtEveryReader) {
     RecordReader reader;
     int next = 0;
     while (next < kRecords) {
-      const bool any = reader.poll(ring, cursor, [&](const RecordHeader& header, const char* payload) {
-        ASSERT_EQ(header.call, static_cast<uint32_t>(next));
-        ASSERT_EQ(std::string(payload, header.payload_bytes), payload_of(next));
-        ++next;
-      });
+      const bool any =
+          reader.poll(ring, cursor, [&](const RecordHeader& header, const char* payload) {
+            ASSERT_EQ(header.call, static_cast<uint32_t>(next));
+            ASSERT_EQ(std::string(payload, header.payload_bytes), payload_of(next));
+            ++next;
+          });
       if (!any) std::this_thread::yield();
       if (::testing::Test::HasFatalFailure()) return;
     }

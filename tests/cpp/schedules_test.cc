@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "world.h"
 #include "xla_ffi/algorithms/counting.h"
 #include "xla_ffi/host/reduce_kernels.h"
-#include "world.h"
 
 namespace jaxring::testing {
 namespace {
@@ -21,8 +21,8 @@ constexpr bool kSanitized = false;
 constexpr Algorithm kAll[] = {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree,
                               Algorithm::kReducer};
 
-// Values whose sums, products and roundings are exact in every dtype: the order of folding cannot show, so
-// one reference serves all schedules. Distinct per rank and position.
+// Values whose sums, products and roundings are exact in every dtype: the order of folding cannot
+// show, so one reference serves all schedules. Distinct per rank and position.
 template <typename T>
 std::vector<T> inputs_of(int rank, int64_t count, ReduceOp op) {
   std::vector<AccumulatorOf<T>> exact(count);
@@ -89,7 +89,8 @@ class Schedules : public ::testing::TestWithParam<std::tuple<Layout, int>> {};
 
 TEST_P(Schedules, EqualTheReference) {
   const auto [layout, world_size] = GetParam();
-  // Sanitizers look at accesses, not at values: a third of the worlds and the sizes around a slot do.
+  // Sanitizers look at accesses, not at values: a third of the worlds and the sizes around a slot
+  // do.
   if (kSanitized && world_size % 3 != 2) return;
   TestWorld world(layout, world_size);
   uint64_t run_id = 1;
@@ -98,7 +99,8 @@ TEST_P(Schedules, EqualTheReference) {
   if (!kSanitized) counts.push_back(131071);
   for (Algorithm algorithm : kAll) {
     std::vector<int64_t> sizes = counts;
-    // 1 M elements: every dtype and op on one algorithm per world, so that all meet within four worlds.
+    // 1 M elements: every dtype and op on one algorithm per world, so that all meet within four
+    // worlds.
     if (!kSanitized && algorithm == kAll[world_size % 4]) sizes.push_back(1 << 20);
     for (int64_t count : sizes) {
       if (count > 1009 && kSanitized) {
@@ -124,13 +126,15 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Schedules,
                                   std::to_string(std::get<1>(info.param));
                          });
 
-// Baidu's claim, measured: what one rank of a ring moves does not grow with the number of ranks (but for
-// the fraction (p-1)/p), what the reducer moves does. Each rank is a process here, so that the engine's
-// counters are those of one rank; they must equal the counted schedule, and both the formulas.
+// Baidu's claim, measured: what one rank of a ring moves does not grow with the number of ranks
+// (but for the fraction (p-1)/p), what the reducer moves does. Each rank is a process here, so that
+// the engine's counters are those of one rank; they must equal the counted schedule, and both the
+// formulas.
 TEST(Traffic, EqualsTheFormulasOnEveryRank) {
   const int64_t count = 720720;  // divisible by every world size below
   const int64_t n = count * 4;
-  std::printf("sent + received by the busiest rank, in units of the message (n = %.1f MB)\n", n / 1e6);
+  std::printf("sent + received by the busiest rank, in units of the message (n = %.1f MB)\n",
+              n / 1e6);
   std::printf("%3s %8s %8s %8s %8s\n", "p", "direct", "ring", "tree", "reducer");
   for (int p = 2; p <= (kSanitized ? 3 : 16); ++p) {
     TestWorld world(Layout::kProcesses, p);
@@ -145,8 +149,8 @@ TEST(Traffic, EqualsTheFormulasOnEveryRank) {
           run_allreduce(algorithm, channel, counted, World{rank, p, 65536}, Range{0, count});
         }
         const StatsRow row = world.of_rank(rank).stats(true).at(0);
-        const std::string where = std::string(info_of(algorithm).name) + " p=" +
-                                  std::to_string(p) + " rank " + std::to_string(rank);
+        const std::string where = std::string(info_of(algorithm).name) + " p=" + std::to_string(p) +
+                                  " rank " + std::to_string(rank);
         EXPECT_EQ(row.operations, 1) << where;
         EXPECT_EQ(row.bytes_sent, counted.bytes_sent(4, 4)) << where;
         EXPECT_EQ(row.bytes_received, counted.bytes_received(4, 4)) << where;

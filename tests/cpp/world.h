@@ -1,5 +1,6 @@
-// Worlds of ranks for the engine's tests: threads of one process, "processes" that share a segment (several
-// communicators in one process that each map it, so that thread sanitizers see every access), or both mixed.
+// Worlds of ranks for the engine's tests: threads of one process, "processes" that share a segment
+// (several communicators in one process that each map it, so that thread sanitizers see every
+// access), or both mixed.
 #pragma once
 
 #include <future>

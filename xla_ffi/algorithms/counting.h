@@ -1,4 +1,5 @@
-// A Prims that moves nothing and counts: the exact hops and elements of a schedule, for any world size.
+// A Prims that moves nothing and counts: the exact hops and elements of a schedule, for any world
+// size.
 #pragma once
 
 #include "xla_ffi/algorithms/prims.h"

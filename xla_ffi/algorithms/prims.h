@@ -1,5 +1,6 @@
-// What a schedule is written against. A Prims has the verbs below; three classes have them: the host's
-// PlanPrims (records steps), CountingPrims (counts), and the device's Prims (a thread block runs them).
+// What a schedule is written against. A Prims has the verbs below; three classes have them: the
+// host's PlanPrims (records steps), CountingPrims (counts), and the device's Prims (a thread block
+// runs them).
 //
 //   copy(range)                               own input -> output
 //   send(to, range)                           own input -> peers                  (partial)
@@ -9,8 +10,8 @@
 //   recv_copy(from, range)                    peer (final) -> output
 //   recv_copy_send(from, to, range)           peer (final) -> output and peers    (final)
 //
-// A partial message carries the accumulator type, a final one the tensor's type; rounding happens once,
-// where the output is written. One fold takes its operands in rank order, own input included.
+// A partial message carries the accumulator type, a final one the tensor's type; rounding happens
+// once, where the output is written. One fold takes its operands in rank order, own input included.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct World {
   int64_t chunk_elements;  // the most that one verb moves; a FIFO holds at least two such chunks
 };
 
-// The verbs over a single generic `step(from, to, range, use_input, write_output)` of the derived class.
+// The verbs over a single generic `step(from, to, range, use_input, write_output)` of the derived
+// class.
 template <class Derived>
 class Verbs {
  public:

@@ -1,5 +1,5 @@
-// Everything through rank 0: the single-reducer (parameter server) baseline that Baidu's article on ring
-// allreduce compares with. Rank 0 sends and receives (p-1) n, everybody else n.
+// Everything through rank 0: the single-reducer (parameter server) baseline that Baidu's article on
+// ring allreduce compares with. Rank 0 sends and receives (p-1) n, everybody else n.
 #pragma once
 
 #include "xla_ffi/algorithms/prims.h"

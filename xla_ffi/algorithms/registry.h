@@ -69,7 +69,8 @@ JR_HOST_DEVICE constexpr int channels_of(Algorithm algorithm) {
 
 // Runs one channel of the named schedule on `prims`. `algorithm` is never kAuto here.
 template <class Prims>
-JR_HOST_DEVICE void run_allreduce(Algorithm algorithm, int channel, Prims& prims, World world, Range message) {
+JR_HOST_DEVICE void run_allreduce(Algorithm algorithm, int channel, Prims& prims, World world,
+                                  Range message) {
   if (world.world_size == 1) return prims.copy(message);
   switch (algorithm) {
     case Algorithm::kDirect:
@@ -77,8 +78,7 @@ JR_HOST_DEVICE void run_allreduce(Algorithm algorithm, int channel, Prims& prims
     case Algorithm::kRing:
       return ring_allreduce(prims, world, message);
     case Algorithm::kTree:
-      return tree_allreduce(prims, world,
-                            double_binary_tree(world.rank, world.world_size, channel),
+      return tree_allreduce(prims, world, double_binary_tree(world.rank, world.world_size, channel),
                             piece_of(message, channels_of(algorithm), channel));
     case Algorithm::kReducer:
       return reducer_allreduce(prims, world, message);

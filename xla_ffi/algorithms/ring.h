@@ -2,12 +2,13 @@
 //
 //   0 -> 1 -> 2 -> 3 -> 0      every loop is cut into world_size chunks
 //
-//   reduce-scatter: chunk c starts at rank c+1, gathers one rank's term at each hop and is complete at
-//   rank c after world_size - 1 hops; all-gather: it then travels once more around.
+//   reduce-scatter: chunk c starts at rank c+1, gathers one rank's term at each hop and is complete
+//   at rank c after world_size - 1 hops; all-gather: it then travels once more around.
 //
-// Each rank sends and receives 2 (p-1)/p n, independent of p but for the fraction: bandwidth-optimal
-// (Patarasuk, Yuan, JPDC 69(2), 2009; Baidu's baidu-allreduce). The sum of chunk c starts at rank c+1,
-// so different chunks are summed in different orders: reproducible, but not rank order.
+// Each rank sends and receives 2 (p-1)/p n, independent of p but for the fraction:
+// bandwidth-optimal (Patarasuk, Yuan, JPDC 69(2), 2009; Baidu's baidu-allreduce). The sum of chunk
+// c starts at rank c+1, so different chunks are summed in different orders: reproducible, but not
+// rank order.
 #pragma once
 
 #include "xla_ffi/algorithms/prims.h"

@@ -9,8 +9,8 @@
 
 namespace jaxring {
 
-// Up to this size the payload travels with the announcement and every rank sums all of them: one hop, and
-// no order between calls has to be agreed.
+// Up to this size the payload travels with the announcement and every rank sums all of them: one
+// hop, and no order between calls has to be agreed.
 constexpr int64_t kOneShotBytes = 16 << 10;
 
 // Large enough to amortise a hop, small enough that two fit a FIFO and hops overlap.

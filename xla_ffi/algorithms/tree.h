@@ -1,11 +1,13 @@
-// Double binary tree allreduce: each half of the message is reduced up one tree and broadcast down it;
-// an inner node of one tree is a leaf of the other (core/topology.h), so that a rank sends and receives
-// about 2 n in all, with 2 log2(p) hops of latency. Sanders, Speck, Traeff, Parallel Computing 35(12), 2009.
+// Double binary tree allreduce: each half of the message is reduced up one tree and broadcast down
+// it; an inner node of one tree is a leaf of the other (core/topology.h), so that a rank sends and
+// receives about 2 n in all, with 2 log2(p) hops of latency. Sanders, Speck, Traeff, Parallel
+// Computing 35(12), 2009.
 //
 //   up:    leaves send; inner nodes add their term and pass on; the root has the sum
 //   down:  the root sends; inner nodes keep a copy and pass on
 //
-// Within a fold, operands come in rank order, but the grouping is the tree's: reproducible, not rank order.
+// Within a fold, operands come in rank order, but the grouping is the tree's: reproducible, not
+// rank order.
 #pragma once
 
 #include "xla_ffi/algorithms/prims.h"
@@ -14,8 +16,9 @@ namespace jaxring {
 
 // A chunk's way down starts this many chunks after its way up, so that both directions are busy.
 // With FIFOs of two chunks per direction the ranks cannot wait in a circle while the lag is below
-// twice that: a parent blocked at chunk j on a full way down has freed the way up to chunk j - 1, and its
-// child, at most lag chunks behind on the way down, always reaches the slot that is waited for.
+// twice that: a parent blocked at chunk j on a full way down has freed the way up to chunk j - 1,
+// and its child, at most lag chunks behind on the way down, always reaches the slot that is waited
+// for.
 constexpr int64_t kTreeLagChunks = 2;
 
 template <class Prims>

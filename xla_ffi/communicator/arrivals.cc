@@ -46,7 +46,8 @@ std::optional<Error> Communicator::check_arrival(const Ticket& ticket, const Key
   if (failed != failed_launches_.end()) return failed->second;
   auto found = table_.find(key);
   const bool twice = found != table_.end() && found->second->tickets[rank];
-  // A device runs its launches one after another, so an open ticket of an older one means two threads.
+  // A device runs its launches one after another, so an open ticket of an older one means two
+  // threads.
   const bool overlapping =
       latest_launch_[rank] && *latest_launch_[rank] != key.launch && open_tickets_[rank] > 0;
   if (!twice && !overlapping) return std::nullopt;
@@ -77,8 +78,8 @@ void Communicator::announce(const std::shared_ptr<Ticket>& ticket, const Operati
   post(header, one_shot ? packed(request.input, request.info->dtype) : std::string());
 }
 
-// A rank's launches run in order, so one that has come to a later launch will never announce what others
-// still wait for in an earlier one.
+// A rank's launches run in order, so one that has come to a later launch will never announce what
+// others still wait for in an earlier one.
 void Communicator::note_launch(int rank, uint32_t launch) {
   if (latest_launch_[rank] && *latest_launch_[rank] >= launch) return;
   latest_launch_[rank] = launch;
@@ -100,8 +101,7 @@ void Communicator::start_if_ready(const Operation& operation) {
   operation->ready = Clock::now();
   const Request& request = operation->first_ticket()->request;
   const Selection selection = selection_of(*request.info, request.input.count());
-  const bool needs_order =
-      spans_processes() && spec_.world_size() > 1 && !selection.one_shot;
+  const bool needs_order = spans_processes() && spec_.world_size() > 1 && !selection.one_shot;
   if (needs_order && is_leader()) {
     RecordHeader header = header_of(operation->key);
     header.type = kOrder;
@@ -117,8 +117,8 @@ void Communicator::start(const Operation& operation) {
   const Request& request = operation->first_ticket()->request;
   const Selection selection = selection_of(*request.info, request.input.count());
   operation->algorithm = selection.algorithm;
-  const bool in_place = selection.algorithm == Algorithm::kDirect &&
-                        (selection.one_shot || !spans_processes());
+  const bool in_place =
+      selection.algorithm == Algorithm::kDirect && (selection.one_shot || !spans_processes());
   if (in_place) {
     if (!payloads_fit(*operation)) return start_mismatch(operation->key);
     operation->execution = make_in_place(*operation, spans_processes());

@@ -60,7 +60,8 @@ void Communicator::close() {
   std::thread progress;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Others are told only if somebody here still waited; otherwise they learn it when they next need us.
+    // Others are told only if somebody here still waited; otherwise they learn it when they next
+    // need us.
     const bool busy = !table_.empty();
     fail_locked(error, busy, &finished);
     stopping_ = true;
@@ -92,8 +93,8 @@ std::vector<StatsRow> Communicator::stats(bool reset) {
     StatsRow named = row;
     std::tie(named.collective, named.algorithm) = key;
     named.communicator = spec_.key;
-    named.transport = name_of(spans_processes() ? TransportKind::kSharedMemory
-                                                : TransportKind::kInProcess);
+    named.transport =
+        name_of(spans_processes() ? TransportKind::kSharedMemory : TransportKind::kInProcess);
     rows.push_back(std::move(named));
   }
   if (reset) stats_.clear();

@@ -1,10 +1,12 @@
-// A communicator: an ordered set of ranks, some of them devices of this process, the others elsewhere.
+// A communicator: an ordered set of ranks, some of them devices of this process, the others
+// elsewhere.
 //
-// A rank arrives with a Request; its arrival is announced to all processes under the request's key. When
-// every rank has announced a key the operation starts: small ones at once, from payloads that came with the
-// announcements; those that use FIFOs in one order that the leader (the process of rank 0) states, taken
-// only among keys that all have announced. The arriving thread waits a moment and lends a hand; then it
-// hands over to the communicator's progress thread and its caller gets a future instead.
+// A rank arrives with a Request; its arrival is announced to all processes under the request's key.
+// When every rank has announced a key the operation starts: small ones at once, from payloads that
+// came with the announcements; those that use FIFOs in one order that the leader (the process of
+// rank 0) states, taken only among keys that all have announced. The arriving thread waits a moment
+// and lends a hand; then it hands over to the communicator's progress thread and its caller gets a
+// future instead.
 #pragma once
 
 #include <condition_variable>
@@ -41,8 +43,9 @@ class Communicator final : public Connections {
   ~Communicator() override;
 
   // Runs the request, or hands it over. Empty: it was handed over, and the completion that
-  // `make_completion` returned (called at most once, before submit returns) will be called, from any
-  // thread. Otherwise done: the inner value is the error, if any. Buffers are not touched after either.
+  // `make_completion` returned (called at most once, before submit returns) will be called, from
+  // any thread. Otherwise done: the inner value is the error, if any. Buffers are not touched after
+  // either.
   std::optional<std::optional<Error>> submit(Request request,
                                              const std::function<Completion()>& make_completion);
 
@@ -54,11 +57,13 @@ class Communicator final : public Connections {
   void fail(Error error);
   std::optional<Error> broken() const;
   void close();
-  // Waits until others can have all they need of this rank: announcements that have not found room yet and,
-  // if asked for, operations that are under way (a script may end right after it has launched its last step).
+  // Waits until others can have all they need of this rank: announcements that have not found room
+  // yet and, if asked for, operations that are under way (a script may end right after it has
+  // launched its last step).
   void linger(std::chrono::milliseconds at_most, bool for_operations);
 
-  // Its processes are numbered from 0 in order of their first rank, whatever the caller's numbers were.
+  // Its processes are numbered from 0 in order of their first rank, whatever the caller's numbers
+  // were.
   const CommunicatorSpec& spec() const { return spec_; }
   int process_count() const { return process_count_; }
   std::vector<StatsRow> stats(bool reset);
@@ -137,8 +142,9 @@ class Communicator final : public Connections {
   Launches launches_;
   OperationTable table_;
   std::deque<Operation> immediate_;  // started; in any order
-  std::deque<Operation> scheduled_;  // in the order in which FIFOs carry them; the first may not have started
-  std::atomic<int> started_{0};      // how many have, for a look without the mutex
+  std::deque<Operation>
+      scheduled_;  // in the order in which FIFOs carry them; the first may not have started
+  std::atomic<int> started_{0};  // how many have, for a look without the mutex
   std::vector<std::optional<uint32_t>> latest_launch_;  // by rank
   std::vector<int> open_tickets_;                       // by rank
   std::map<uint32_t, Error> failed_launches_;           // one process: only the launch is lost
@@ -147,7 +153,7 @@ class Communicator final : public Connections {
   std::map<std::tuple<std::string, std::string>, StatsRow> stats_;
 
   std::atomic<bool> mismatching_{false};  // ranks disagree; their signatures are being collected
-  Key mismatched_;  // the first operation known to be in dispute
+  Key mismatched_;                        // the first operation known to be in dispute
   Clock::time_point mismatch_deadline_;
   std::map<int, std::string> details_;  // by rank: where it stands, seen from that operation
 
@@ -155,7 +161,8 @@ class Communicator final : public Connections {
 
   int handed_over_ = 0;
   bool stopping_ = false;
-  std::condition_variable news_;  // work for the progress thread: handed over, started, to post; or stop
+  std::condition_variable
+      news_;  // work for the progress thread: handed over, started, to post; or stop
   std::thread progress_thread_;
 };
 

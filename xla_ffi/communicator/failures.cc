@@ -89,7 +89,8 @@ void Communicator::fail_operation(const Operation& operation, const Error& error
   if (operation->finished) return;
   if (operation->execution) {
     operation->execution->retire();  // from here on nobody touches its buffers
-    // Only the first of the schedule uses FIFOs. Slices that it leaves there would reach the next one.
+    // Only the first of the schedule uses FIFOs. Slices that it leaves there would reach the next
+    // one.
     if (!spans_processes() && !scheduled_.empty() && scheduled_.front() == operation) {
       in_process_.reset();
     }
@@ -164,7 +165,8 @@ Error Communicator::not_attached_error(double waited_s) const {
   return error;
 }
 
-// A missing rank that waits in another call of the same launch is a mismatch, not a delay. Under mutex_.
+// A missing rank that waits in another call of the same launch is a mismatch, not a delay. Under
+// mutex_.
 Error Communicator::timeout_error(const PendingOperation& operation) const {
   const Request& request = operation.first_ticket()->request;
   Error error;
@@ -173,15 +175,16 @@ Error Communicator::timeout_error(const PendingOperation& operation) const {
   error.sequence = operation.key.launch;
   error.missing_ranks = operation.missing_ranks();
   error.signatures.push_back(request.info->signature.text);
-  std::string where = error.call + " (call #" + std::to_string(operation.key.call) +
-                      " of launch " + std::to_string(operation.key.launch) + " on communicator " +
-                      spec_.key + ", " + request.info->signature.text + ")";
+  std::string where = error.call + " (call #" + std::to_string(operation.key.call) + " of launch " +
+                      std::to_string(operation.key.launch) + " on communicator " + spec_.key +
+                      ", " + request.info->signature.text + ")";
   if (error.missing_ranks.empty()) {
-    error.missing_ranks = operation.execution ? operation.execution->blocking_peers()
-                                              : std::vector<int>{0};
+    error.missing_ranks =
+        operation.execution ? operation.execution->blocking_peers() : std::vector<int>{0};
     const std::string within = " did not finish within " + seconds(settings().timeout_s);
     if (error.missing_ranks.empty()) {
-      error.message = where + within + ", though all ranks take part and data moves; raise timeout_s";
+      error.message =
+          where + within + ", though all ranks take part and data moves; raise timeout_s";
     } else {
       error.message = where + within + ": no progress from rank " + join(error.missing_ranks) +
                       "; is that process stopped or swapped out?";

@@ -1,4 +1,5 @@
-// Doing the work and watching the clock: the arriving threads for a moment, then the progress thread.
+// Doing the work and watching the clock: the arriving threads for a moment, then the progress
+// thread.
 #include "xla_ffi/communicator/communicator.h"
 #include "xla_ffi/host/wait.h"
 
@@ -87,8 +88,8 @@ void Communicator::need_progress_thread() {
   news_.notify_all();
 }
 
-// Lends the arriving thread to the communicator while that is useful. XLA has few threads, so never for
-// long: the wait ends when nothing has moved for some pauses and yields.
+// Lends the arriving thread to the communicator while that is useful. XLA has few threads, so never
+// for long: the wait ends when nothing has moved for some pauses and yields.
 void Communicator::wait_briefly(const Ticket& ticket) {
   Backoff backoff;
   while (!ticket.done.load(std::memory_order_acquire)) {
@@ -185,7 +186,8 @@ void Communicator::check_peers() {
   ShmTransport* remote = remote_.load(std::memory_order_acquire);
   if (remote == nullptr) return;
   if (!dead_process_) {
-    // What it said before it died still counts: its last operations may complete. Look again next time.
+    // What it said before it died still counts: its last operations may complete. Look again next
+    // time.
     dead_process_ = remote->find_dead_process();
     return;
   }

@@ -18,7 +18,8 @@ void Communicator::post(const RecordHeader& header, const std::string& payload) 
   sized.payload_bytes = static_cast<uint32_t>(payload.size());
   ShmTransport* remote = remote_.load(std::memory_order_acquire);
   if (remote != nullptr && outbox_.empty() && remote->try_post(sized, payload.data())) return;
-  // This rank's own operations may be done before others have heard of it, so somebody must see to it.
+  // This rank's own operations may be done before others have heard of it, so somebody must see to
+  // it.
   outbox_.emplace_back(sized, payload);
   need_progress_thread();
 }
@@ -41,8 +42,8 @@ bool Communicator::poll_records() {
   if (!polling) return false;
   return remote->poll([&](int process, const RecordHeader& header, const char* payload) {
     const bool announces = header.type == kArrive || header.type == kDetail;
-    const bool known = !announces || (header.rank < spec_.world_size() &&
-                                      spec_.processes[header.rank] == process);
+    const bool known =
+        !announces || (header.rank < spec_.world_size() && spec_.processes[header.rank] == process);
     if (!known) return;  // only a corrupted segment says such a thing
     handle_record(header, payload);
   });
@@ -63,7 +64,8 @@ void Communicator::handle_record(const RecordHeader& header, const char* payload
         break;
       }
       case kOrder: {
-        // The leader has seen all announcements and found them equal; some may still be on their way here.
+        // The leader has seen all announcements and found them equal; some may still be on their
+        // way here.
         const Operation operation = find_or_add(key);
         if (operation->ordered) return;
         operation->ordered = true;
@@ -89,9 +91,10 @@ void Communicator::handle_record(const RecordHeader& header, const char* payload
   complete(std::move(finished));
 }
 
-// Ranks disagree about this operation. Each process tells where its ranks stand; with all of that known, or
-// after a moment, everybody raises the same error. A process that knows of an earlier dispute wins, so that
-// all explain the first divergence and not what follows from it. Called under mutex_.
+// Ranks disagree about this operation. Each process tells where its ranks stand; with all of that
+// known, or after a moment, everybody raises the same error. A process that knows of an earlier
+// dispute wins, so that all explain the first divergence and not what follows from it. Called under
+// mutex_.
 void Communicator::start_mismatch(const Key& key) {
   if (mismatching_ && !(key < mismatched_)) return;
   if (!mismatching_) mismatch_deadline_ = Clock::now() + kDetailPatience;
@@ -117,7 +120,8 @@ void Communicator::note_detail(int rank, const Key& key, std::string text) {
   if (key == mismatched_) details_[rank] = std::move(text);
 }
 
-// What a rank of this process does instead of, or as, the operation in dispute, as others should read it.
+// What a rank of this process does instead of, or as, the operation in dispute, as others should
+// read it.
 std::string Communicator::standing_of(int rank) const {
   const PendingOperation* shown = nullptr;
   for (const auto& [key, operation] : table_) {
@@ -131,8 +135,8 @@ std::string Communicator::standing_of(int rank) const {
   if (shown == nullptr) return "in no collective";
   const CallInfo& info = *shown->tickets[rank]->request.info;
   return (shown->key == mismatched_ ? "" : "in another call, ") + info.label() + " #" +
-         std::to_string(shown->key.call) + " of launch " + std::to_string(shown->key.launch) + ": " +
-         info.signature.text;
+         std::to_string(shown->key.call) + " of launch " + std::to_string(shown->key.launch) +
+         ": " + info.signature.text;
 }
 
 }  // namespace jaxring

@@ -78,9 +78,8 @@ void Registry::remember(const Error& error) {
 
 std::optional<Error> Registry::recall(const std::string& message) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto found = std::find_if(recent_errors_.rbegin(), recent_errors_.rend(), [&](const Error& error) {
-    return error.message == message;
-  });
+  auto found = std::find_if(recent_errors_.rbegin(), recent_errors_.rend(),
+                            [&](const Error& error) { return error.message == message; });
   if (found == recent_errors_.rend()) return std::nullopt;
   return *found;
 }

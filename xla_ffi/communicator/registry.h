@@ -28,7 +28,8 @@ class Registry {
 
   std::vector<StatsRow> stats(bool reset);
 
-  // Errors pass through XLA as text; this remembers the recent ones, so that the typed one can be had again.
+  // Errors pass through XLA as text; this remembers the recent ones, so that the typed one can be
+  // had again.
   void remember(const Error& error);
   std::optional<Error> recall(const std::string& message) const;
 

@@ -37,7 +37,8 @@ struct CallInfo {
 struct Request {
   std::shared_ptr<const CallInfo> info;
   int rank = 0;
-  uint64_t run_id = 0;  // XLA's; equal on all devices of a launch in this process, meaningless elsewhere
+  uint64_t run_id =
+      0;  // XLA's; equal on all devices of a launch in this process, meaningless elsewhere
   uint32_t call = 0;
   uint32_t copy = 0;
   uint32_t iteration = 0;

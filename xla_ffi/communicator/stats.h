@@ -1,4 +1,5 @@
-// Counters of what really ran, from the engine, so that a user can see that gradients went through us.
+// Counters of what really ran, from the engine, so that a user can see that gradients went through
+// us.
 #pragma once
 
 #include <cstdint>

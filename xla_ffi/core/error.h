@@ -1,4 +1,5 @@
-// The kinds of error a collective can end with, listed once: Python builds its classes from this list.
+// The kinds of error a collective can end with, listed once: Python builds its classes from this
+// list.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ inline constexpr int kErrorKindCount = 0 JR_ERROR_KINDS(JR_KIND);
 
 inline std::string_view name_of(ErrorKind kind) {
   switch (kind) {
-#define JR_KIND(name)       \
+#define JR_KIND(name)      \
   case ErrorKind::k##name: \
     return #name;
     JR_ERROR_KINDS(JR_KIND)

@@ -10,8 +10,8 @@
 
 namespace jaxring {
 
-// One FIFO per ordered pair of ranks and channel. 1 MiB per peer: smaller rings rewrite lines that the peer
-// has just read and run at a quarter of the speed (docs/performance.md).
+// One FIFO per ordered pair of ranks and channel. 1 MiB per peer: smaller rings rewrite lines that
+// the peer has just read and run at a quarter of the speed (docs/performance.md).
 constexpr int64_t kFifoSlotBytes = 128 << 10;
 constexpr int64_t kFifoSlotCount = 8;
 constexpr int kMaxChannels = 2;
@@ -32,7 +32,8 @@ class Receiver {
   virtual void release() = 0;          // gives it back to the sender
 };
 
-// Counters of a memory FIFO, each on its own cache line: the producer writes one, the consumer the other.
+// Counters of a memory FIFO, each on its own cache line: the producer writes one, the consumer the
+// other.
 struct FifoCounters {
   alignas(JR_CACHE_LINE) std::atomic<uint64_t> produced{0};
   alignas(JR_CACHE_LINE) std::atomic<uint64_t> consumed{0};
@@ -62,8 +63,8 @@ class MemorySender final : public Sender {
   }
 
   void publish() override {
-    // seq_cst, not release: the notifier next reads whether the peer sleeps, and the two must not swap
-    // (store buffering; the sleeper does the mirror image).
+    // seq_cst, not release: the notifier next reads whether the peer sleeps, and the two must not
+    // swap (store buffering; the sleeper does the mirror image).
     fifo_.counters->produced.store(++produced_, std::memory_order_seq_cst);
   }
 

@@ -1,4 +1,5 @@
-// What one collective call asks for, the same on every rank; its signature is compared between ranks.
+// What one collective call asks for, the same on every rank; its signature is compared between
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ enum class Collective : uint8_t {
 
 constexpr const char* name_of(Collective collective) {
   switch (collective) {
-#define JR_X(enumerator, name)   \
+#define JR_X(enumerator, name) \
   case Collective::enumerator: \
     return name;
     JR_FOR_EACH_COLLECTIVE(JR_X)
@@ -40,8 +41,9 @@ constexpr std::optional<Collective> collective_from_name(std::string_view name) 
   return std::nullopt;
 }
 
-// Identifies one execution of one call, without counting arrivals: XLA:CPU may run independent calls in
-// different orders on different ranks, so the first to arrive here need not pair with the first there.
+// Identifies one execution of one call, without counting arrivals: XLA:CPU may run independent
+// calls in different orders on different ranks, so the first to arrive here need not pair with the
+// first there.
 struct Key {
   uint32_t launch = 0;     // how many launches on this communicator came before, on this rank
   uint32_t call = 0;       // index of the call in its module, in program order

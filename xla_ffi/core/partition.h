@@ -13,8 +13,9 @@ struct Range {
   int64_t count = 0;
 };
 
-// Piece `index` of `whole` cut into `parts` nearly equal pieces: sizes differ by at most one element,
-// so every rank can compute every other rank's piece, and a message shorter than `parts` has empty pieces.
+// Piece `index` of `whole` cut into `parts` nearly equal pieces: sizes differ by at most one
+// element, so every rank can compute every other rank's piece, and a message shorter than `parts`
+// has empty pieces.
 JR_HOST_DEVICE inline Range piece_of(Range whole, int64_t parts, int64_t index) {
   const int64_t base = whole.count / parts;
   const int64_t longer = whole.count % parts;  // the first `longer` pieces hold one element more
@@ -22,12 +23,15 @@ JR_HOST_DEVICE inline Range piece_of(Range whole, int64_t parts, int64_t index) 
   return Range{whole.offset + before, base + (index < longer ? 1 : 0)};
 }
 
-// A message processed in loops, so that one loop's chunks fit the FIFOs and successive loops overlap.
+// A message processed in loops, so that one loop's chunks fit the FIFOs and successive loops
+// overlap.
 struct Loops {
   Range message;
   int64_t loop_count = 1;
 
-  JR_HOST_DEVICE Range operator[](int64_t index) const { return piece_of(message, loop_count, index); }
+  JR_HOST_DEVICE Range operator[](int64_t index) const {
+    return piece_of(message, loop_count, index);
+  }
 };
 
 // As few loops as keep each at or below `max_loop_elements`.

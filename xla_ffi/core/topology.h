@@ -9,7 +9,9 @@ namespace jaxring {
 class Peers {
  public:
   JR_HOST_DEVICE static Peers none() { return Peers(0, -1, -1, false); }
-  JR_HOST_DEVICE static Peers one(int rank) { return rank < 0 ? none() : Peers(1, rank, -1, false); }
+  JR_HOST_DEVICE static Peers one(int rank) {
+    return rank < 0 ? none() : Peers(1, rank, -1, false);
+  }
   JR_HOST_DEVICE static Peers all_but(int rank, int world_size) {
     return Peers(world_size - 1, rank, -1, true);
   }
@@ -53,7 +55,8 @@ struct TreeNode {
   int down[2];
 };
 
-// The in-order binary tree over ranks 0..n-1: a rank's height is the number of its trailing zero bits.
+// The in-order binary tree over ranks 0..n-1: a rank's height is the number of its trailing zero
+// bits.
 //
 //    0 ----------- 8              n = 12
 //             ____/ \____          .
@@ -63,8 +66,8 @@ struct TreeNode {
 //        / \   / \                 .
 //       1   3 5   7                .
 //
-// Odd ranks are leaves, so mirroring or shifting the ranks gives a second tree in which nearly every
-// inner node of the first is a leaf: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009.
+// Odd ranks are leaves, so mirroring or shifting the ranks gives a second tree in which nearly
+// every inner node of the first is a leaf: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009.
 JR_HOST_DEVICE inline TreeNode binary_tree(int rank, int world_size) {
   int span = 1;  // the lowest set bit of rank; for rank 0 the first power of two >= world_size
   while (span < world_size && (rank & span) == 0) span <<= 1;
@@ -89,7 +92,9 @@ JR_HOST_DEVICE inline TreeNode double_binary_tree(int rank, int world_size, int 
   const bool mirror = world_size % 2 == 0;
   TreeNode node = binary_tree(mirror ? world_size - 1 - rank : (rank + world_size - 1) % world_size,
                               world_size);
-  auto back = [&](int r) { return r < 0 ? -1 : mirror ? world_size - 1 - r : (r + 1) % world_size; };
+  auto back = [&](int r) {
+    return r < 0 ? -1 : mirror ? world_size - 1 - r : (r + 1) % world_size;
+  };
   return TreeNode{back(node.up), {back(node.down[0]), back(node.down[1])}};
 }
 

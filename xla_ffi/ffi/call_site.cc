@@ -14,9 +14,9 @@ ffi::TypeId CallSite::id = {};
 
 namespace {
 
-// The copies of one call. XLA instantiates all copies of an executable before it runs any, so at the first
-// execution `instantiated` is their number; a later compilation of the same module continues the count and
-// is folded back by it.
+// The copies of one call. XLA instantiates all copies of an executable before it runs any, so at
+// the first execution `instantiated` is their number; a later compilation of the same module
+// continues the count and is folded back by it.
 struct Copies {
   uint32_t instantiated = 0;
   uint32_t alive = 0;
@@ -39,7 +39,8 @@ template <typename T>
 T attribute(ffi::Dictionary attributes, const char* name) {
   ffi::ErrorOr<T> value = attributes.get<T>(name);
   if (value.has_error()) {
-    throw std::runtime_error("jaxring: attribute " + std::string(name) + ": " + value.error().message());
+    throw std::runtime_error("jaxring: attribute " + std::string(name) + ": " +
+                             value.error().message());
   }
   return *value;
 }
@@ -135,9 +136,10 @@ std::shared_ptr<Communicator> CallSite::communicator_of_group(
   if (std::shared_ptr<Communicator> existing = Registry::instance().find(key)) return existing;
   for (int64_t partition : group) {
     if (!processes_.empty() && processes_.at(partition) != processes_.at(group.front())) {
-      throw std::runtime_error("jaxring: communicator " + key +
-                               " spans processes and has not been set up; was this program compiled "
-                               "in another process? Lower it here once, with jax.jit");
+      throw std::runtime_error(
+          "jaxring: communicator " + key +
+          " spans processes and has not been set up; was this program compiled "
+          "in another process? Lower it here once, with jax.jit");
     }
   }
   return Registry::instance().find_or_create_local(key, static_cast<int>(group.size()));

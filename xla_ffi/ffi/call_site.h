@@ -1,4 +1,5 @@
-// One HLO instruction of one executable: its attributes, parsed once, and what identifies its executions.
+// One HLO instruction of one executable: its attributes, parsed once, and what identifies its
+// executions.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ class CallSite {
   uint32_t call() const { return call_; }
   // Whether it is chained to the ordered calls around it; see primitive.py.
   bool ordered() const { return ordered_; }
-  // Which of the copies that XLA made of this call (an inner jit called twice): their order at Instantiate.
+  // Which of the copies that XLA made of this call (an inner jit called twice): their order at
+  // Instantiate.
   uint32_t copy();
   // How often the device has run this call in this launch.
   uint32_t next_iteration(int device_ordinal, uint64_t run_id);
@@ -48,7 +50,7 @@ class CallSite {
   std::string module_;
   uint32_t call_ = 0;
   bool ordered_ = false;
-  uint32_t instantiated_ = 0;  // how many copies came before this one
+  uint32_t instantiated_ = 0;      // how many copies came before this one
   std::atomic<int64_t> copy_{-1};  // once known
   std::string communicator_key_;
   std::vector<std::vector<int64_t>> groups_;  // of partition ids

@@ -1,6 +1,7 @@
-// Completing a future resumes the rest of its device's program on the completing thread, so each device has
-// a thread of its own for that: completing two devices' futures from one thread runs the one's program
-// before the other's, and deadlocks as soon as the first waits for the second (a psum behind our call).
+// Completing a future resumes the rest of its device's program on the completing thread, so each
+// device has a thread of its own for that: completing two devices' futures from one thread runs the
+// one's program before the other's, and deadlocks as soon as the first waits for the second (a psum
+// behind our call).
 #pragma once
 
 #include <condition_variable>

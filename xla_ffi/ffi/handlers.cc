@@ -12,7 +12,7 @@ namespace ffi = xla::ffi;
 
 std::optional<DType> dtype_of(ffi::DataType type) {
   switch (type) {
-#define JR_X(ffi_name, dtype)  \
+#define JR_X(ffi_name, dtype)   \
   case ffi::DataType::ffi_name: \
     return DType::dtype;
     JR_X(PRED, kBool)
@@ -72,9 +72,9 @@ std::string shape_of(const ffi::AnyBuffer& buffer, DType dtype) {
   return text + "]";
 }
 
-// Operands: the partition id, the order of the call before (of an ordered call that is not the first), the
-// leaves. Results: the order (of an ordered call), the leaves. The order is a scalar without meaning; passing
-// it on keeps XLA from exchanging two calls.
+// Operands: the partition id, the order of the call before (of an ordered call that is not the
+// first), the leaves. Results: the order (of an ordered call), the leaves. The order is a scalar
+// without meaning; passing it on keeps XLA from exchanging two calls.
 Request make_request(CallSite& site, int rank, const ffi::RunId& run_id, int device_ordinal,
                      ffi::RemainingArgs arguments, ffi::RemainingRets results) {
   Request request;

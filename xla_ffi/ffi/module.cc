@@ -158,14 +158,15 @@ void wait_ready(const std::string& key, double timeout_s) {
   }
 }
 
-void fail_communicator(const std::string& key, const std::string& kind, const std::string& message) {
+void fail_communicator(const std::string& key, const std::string& kind,
+                       const std::string& message) {
   Error error;
   error.message = message;
   bool known = false;
-#define JR_X(name)                       \
-  if (kind == #name) {                   \
-    error.kind = ErrorKind::k##name;     \
-    known = true;                        \
+#define JR_X(name)                   \
+  if (kind == #name) {               \
+    error.kind = ErrorKind::k##name; \
+    known = true;                    \
   }
   JR_ERROR_KINDS(JR_X)
 #undef JR_X
@@ -229,14 +230,16 @@ NB_MODULE(_native, m) {
   m.def("segment_publish", &segment_publish, nb::arg("key"));
   m.def("segment_attach", &segment_attach, nb::arg("key"), nb::arg("address"));
   m.def("wait_ready", &wait_ready, nb::arg("key"), nb::arg("timeout_s"));
-  m.def("fail_communicator", &fail_communicator, nb::arg("key"), nb::arg("kind"), nb::arg("message"));
+  m.def("fail_communicator", &fail_communicator, nb::arg("key"), nb::arg("kind"),
+        nb::arg("message"));
   m.def("abort_communicator", &abort_communicator, nb::arg("key"), nb::arg("reason"));
-  m.def("close_communicator",
-        [](const std::string& key) {
-          nb::gil_scoped_release release;
-          Registry::instance().close(key);
-        },
-        nb::arg("key"));
+  m.def(
+      "close_communicator",
+      [](const std::string& key) {
+        nb::gil_scoped_release release;
+        Registry::instance().close(key);
+      },
+      nb::arg("key"));
   m.def("close_all", [] {
     nb::gil_scoped_release release;
     Registry::instance().close_all();

@@ -1,4 +1,5 @@
-// A message as the host sees it: the leaves of a pytree, one after another, read and written in place.
+// A message as the host sees it: the leaves of a pytree, one after another, read and written in
+// place.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,8 @@ class Leaves {
 
   int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
 
-  // Calls f(pointer, piece) for each contiguous piece of `range`; piece.offset counts from range.offset.
+  // Calls f(pointer, piece) for each contiguous piece of `range`; piece.offset counts from
+  // range.offset.
   template <class F>
   void for_each_piece(Range range, int64_t element_bytes, F&& f) const {
     size_t leaf = std::upper_bound(ends_.begin(), ends_.end(), range.offset) - ends_.begin();

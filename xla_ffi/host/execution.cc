@@ -93,8 +93,7 @@ bool ScheduledExecution::work() {
 }
 
 bool ScheduledExecution::finished() const {
-  return finished_pipelines_.load(std::memory_order_acquire) ==
-         static_cast<int>(pipelines_.size());
+  return finished_pipelines_.load(std::memory_order_acquire) == static_cast<int>(pipelines_.size());
 }
 
 void ScheduledExecution::retire() {

@@ -1,5 +1,5 @@
-// An operation that has started: every rank has announced it, and its buffers may be touched. Any thread
-// may work on it, several at once; it belongs to none.
+// An operation that has started: every rank has announced it, and its buffers may be touched. Any
+// thread may work on it, several at once; it belongs to none.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ class Execution {
   virtual std::vector<int> blocking_peers() { return {}; }
 };
 
-// direct where every rank's input can be read in place: the memory of this process, or payloads that came
-// with announcements. Each piece is summed in rank order and written to all outputs here, so that inputs
-// are read once and outputs written once; pieces go to whoever comes for them.
+// direct where every rank's input can be read in place: the memory of this process, or payloads
+// that came with announcements. Each piece is summed in rank order and written to all outputs here,
+// so that inputs are read once and outputs written once; pieces go to whoever comes for them.
 class InPlaceDirect final : public Execution {
  public:
-  // sources[r] is rank r's input; outputs are those of the ranks in this process. `one_shot`: every rank
-  // got every input whole (the payloads); otherwise each piece crossed to its owner and back.
+  // sources[r] is rank r's input; outputs are those of the ranks in this process. `one_shot`: every
+  // rank got every input whole (the payloads); otherwise each piece crossed to its owner and back.
   InPlaceDirect(Arithmetic arithmetic, std::vector<Input> sources, std::vector<Output> outputs,
                 bool one_shot);
   bool work() override;

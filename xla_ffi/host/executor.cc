@@ -114,8 +114,7 @@ void Pipeline::fold_into(const Step& step, Range slice, void* partial_destinatio
 
   if (partial_destination != nullptr) {
     input_->for_each_piece(slice, final_bytes, [&](const void* own, Range piece) {
-      fold_piece(own,
-                 at(partial_destination, piece.offset, accumulator_size_of(arithmetic_.dtype)),
+      fold_piece(own, at(partial_destination, piece.offset, accumulator_size_of(arithmetic_.dtype)),
                  piece);
     });
   } else {

@@ -1,5 +1,5 @@
-// A schedule recorded as steps. Recording instead of running lets one thread drive many ranks, and keeps
-// every wait in one place: XLA:CPU gives us too few threads to block in.
+// A schedule recorded as steps. Recording instead of running lets one thread drive many ranks, and
+// keeps every wait in one place: XLA:CPU gives us too few threads to block in.
 #pragma once
 
 #include <cstdint>

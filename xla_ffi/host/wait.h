@@ -13,8 +13,8 @@ inline void cpu_pause() {
 #endif
 }
 
-// More pauses are no faster with a core per rank and collapse when ranks outnumber cores (facts measured
-// at 4 ranks on 2 cores: 4.4 us against 100 us with 2000 pauses; docs/performance.md).
+// More pauses are no faster with a core per rank and collapse when ranks outnumber cores (facts
+// measured at 4 ranks on 2 cores: 4.4 us against 100 us with 2000 pauses; docs/performance.md).
 class Backoff {
  public:
   // One pause; false when it is time to sleep.

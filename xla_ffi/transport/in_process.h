@@ -1,4 +1,5 @@
-// FIFOs in this process's own memory, between ranks that are devices (or tests' threads) of one process.
+// FIFOs in this process's own memory, between ranks that are devices (or tests' threads) of one
+// process.
 #pragma once
 
 #include <map>
@@ -19,7 +20,8 @@ class InProcessTransport final : public FifoTransport {
     return fifo(from_rank, to_rank, channel).receiver;
   }
 
-  // Forgets what is under way; for when an operation ended in the middle. Nobody may be using a FIFO.
+  // Forgets what is under way; for when an operation ended in the middle. Nobody may be using a
+  // FIFO.
   void reset() {
     std::lock_guard<std::mutex> lock(mutex_);
     fifos_.clear();

@@ -1,9 +1,11 @@
-// A ring of records in shared memory: one writing process, several readers, each with its own cursor.
+// A ring of records in shared memory: one writing process, several readers, each with its own
+// cursor.
 //
-// A record is a header line of 64 bytes, whose last 24 bytes hold the first of the payload, and further
-// lines as needed; it never wraps. The header's stamp is its position plus one and is stored last, so a
-// reader sees header and (small) payload in the one cache line it polls. Whatever a lap ago stood where
-// the next header will be is zeroed before a record is published: old payload never looks like a stamp.
+// A record is a header line of 64 bytes, whose last 24 bytes hold the first of the payload, and
+// further lines as needed; it never wraps. The header's stamp is its position plus one and is
+// stored last, so a reader sees header and (small) payload in the one cache line it polls. Whatever
+// a lap ago stood where the next header will be is zeroed before a record is published: old payload
+// never looks like a stamp.
 #pragma once
 
 #include <atomic>
@@ -47,7 +49,8 @@ class RecordRing {
 
 class RecordWriter {
  public:
-  // `oldest_cursor` gives the position of the slowest reader; it is asked only when the ring seems full.
+  // `oldest_cursor` gives the position of the slowest reader; it is asked only when the ring seems
+  // full.
   template <class OldestCursor>
   bool try_write(RecordRing ring, const RecordHeader& header, const char* payload,
                  OldestCursor&& oldest_cursor) {
@@ -108,7 +111,8 @@ class RecordReader {
         position_ += record_bytes(header.payload_bytes);
         any = true;
       }
-      // The cursor travels to the writer now and then, not for each record: it costs a cache miss there.
+      // The cursor travels to the writer now and then, not for each record: it costs a cache miss
+      // there.
       if (position_ - published_ >= static_cast<uint64_t>(ring.bytes() / 8)) {
         cursor.position.store(published_ = position_, std::memory_order_release);
       }

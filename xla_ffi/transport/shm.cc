@@ -50,8 +50,7 @@ struct Layout {
     const int64_t fifos = int64_t{rank_count} * rank_count * kMaxChannels;
     processes = round_up(sizeof(SegmentHeader), kPageBytes);
     cursors = round_up(processes + process_count * sizeof(ProcessBlock), kPageBytes);
-    rings =
-        round_up(cursors + process_count * process_count * sizeof(RecordCursor), kPageBytes);
+    rings = round_up(cursors + process_count * process_count * sizeof(RecordCursor), kPageBytes);
     counters = rings + process_count * kRecordRingBytes;
     slots = round_up(counters + fifos * sizeof(FifoCounters), kPageBytes);
     bytes = slots + fifos * kFifoSlotBytes * kFifoSlotCount;
@@ -155,7 +154,8 @@ void Segment::close_file() {
 SegmentHeader& Segment::header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
 
 ProcessBlock& Segment::process(int index) const {
-  return reinterpret_cast<ProcessBlock*>(base_ + Layout(process_count_, rank_count_).processes)[index];
+  return reinterpret_cast<ProcessBlock*>(base_ +
+                                         Layout(process_count_, rank_count_).processes)[index];
 }
 
 RecordCursor& Segment::cursor(int reader, int writer) const {
@@ -164,9 +164,8 @@ RecordCursor& Segment::cursor(int reader, int writer) const {
 }
 
 RecordRing Segment::record_ring(int writer) const {
-  return RecordRing(
-      base_ + Layout(process_count_, rank_count_).rings + writer * kRecordRingBytes,
-      kRecordRingBytes);
+  return RecordRing(base_ + Layout(process_count_, rank_count_).rings + writer * kRecordRingBytes,
+                    kRecordRingBytes);
 }
 
 MemoryFifo Segment::fifo(int from_rank, int to_rank, int channel) const {
@@ -215,11 +214,13 @@ bool ShmTransport::try_post(const RecordHeader& header, const char* payload) {
     for (int p = 0; p < process_count_; ++p) {
       if (p == self_) continue;
       // acquire: the reader's reads happened before we overwrite
-      oldest = std::min(oldest, segment_->cursor(p, self_).position.load(std::memory_order_acquire));
+      oldest =
+          std::min(oldest, segment_->cursor(p, self_).position.load(std::memory_order_acquire));
     }
     return oldest;
   };
-  if (!writer_.try_write(segment_->record_ring(self_), header, payload, oldest_cursor)) return false;
+  if (!writer_.try_write(segment_->record_ring(self_), header, payload, oldest_cursor))
+    return false;
   for (int p = 0; p < process_count_; ++p) {
     if (p != self_) wake(p);
   }
@@ -237,8 +238,8 @@ bool ShmTransport::poll(const Handler& handler) {
   return any;
 }
 
-// Dekker's pattern, all seq_cst: a sleeper raises `sleepers` and then looks at rings and FIFOs; a poster
-// writes there and then looks at `sleepers`. One of the two sees the other.
+// Dekker's pattern, all seq_cst: a sleeper raises `sleepers` and then looks at rings and FIFOs; a
+// poster writes there and then looks at `sleepers`. One of the two sees the other.
 uint32_t ShmTransport::prepare_sleep() {
   ProcessBlock& self = segment_->process(self_);
   self.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -264,8 +265,7 @@ void ShmTransport::wake(int process) {
 }
 
 bool ShmTransport::all_attached() const {
-  const bool all =
-      segment_->header().attached.load(std::memory_order_acquire) == process_count_;
+  const bool all = segment_->header().attached.load(std::memory_order_acquire) == process_count_;
   if (all) segment_->close_file();
   return all;
 }

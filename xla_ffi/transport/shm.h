@@ -1,6 +1,7 @@
-// Processes of one host share one anonymous memory segment (memfd). It has no name in any file system, so
-// nothing is left behind however the processes die, and a small /dev/shm does not matter. The leader
-// creates it; the others open it through /proc/<pid>/fd and show a random token to be sure it is the one.
+// Processes of one host share one anonymous memory segment (memfd). It has no name in any file
+// system, so nothing is left behind however the processes die, and a small /dev/shm does not
+// matter. The leader creates it; the others open it through /proc/<pid>/fd and show a random token
+// to be sure it is the one.
 #pragma once
 
 #include <map>

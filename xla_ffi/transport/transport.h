@@ -1,5 +1,5 @@
-// What a communicator needs from whatever moves its bytes. Transports know ranks, processes and records;
-// they know no algorithm, no key and no JAX.
+// What a communicator needs from whatever moves its bytes. Transports know ranks, processes and
+// records; they know no algorithm, no key and no JAX.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 namespace jaxring {
 
 // X(enumerator, name, summary): the one list of transports.
-#define JR_FOR_EACH_TRANSPORT(X)                                          \
+#define JR_FOR_EACH_TRANSPORT(X)                                                  \
   X(kInProcess, "in_process", "devices of one process read each other's buffers") \
   X(kSharedMemory, "shm", "processes of one host share an anonymous memory segment")
 
