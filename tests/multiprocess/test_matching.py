@@ -356,7 +356,7 @@ def meshes(comm, executions):
     run_all(comm, on_meshes, on_meshes_in_own_ways, executions=executions)
 
 
-@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 2)])
 def test_meshes(n, devices):
     spawn(meshes, n, 25, devices=devices, distributed=True, env=ENV)
 
