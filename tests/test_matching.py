@@ -194,7 +194,7 @@ def over_axes_reference(shape):
         grid = xs.reshape(*shape, *xs.shape[1:])
         out = np.empty_like(grid)
         for c in range(xs.shape[1]):
-            axis = {"x": 0, "y": 1}.get(AXES[c % 4], (0, 1))
+            axis = {"x": 0, "y": 1, ("x", "y"): (0, 1), ("y", "x"): (0, 1)}[AXES[c % 4]]
             out[:, :, c] = grid[:, :, c].sum(axis, keepdims=True)
         return out.reshape(xs.shape)
 

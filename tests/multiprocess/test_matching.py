@@ -312,7 +312,7 @@ def over_axes_reference(shape):
         grid = xs.reshape(*shape, *xs.shape[1:])
         out = np.empty_like(grid)
         for c in range(xs.shape[1]):
-            axis = {"x": 0, "y": 1}.get(AXES[c % 4], (0, 1))
+            axis = {"x": 0, "y": 1, ("x", "y"): (0, 1), ("y", "x"): (0, 1)}[AXES[c % 4]]
             out[:, :, c] = grid[:, :, c].sum(axis, keepdims=True)
         return out.reshape(xs.shape)
 
@@ -455,7 +455,7 @@ def test_ranks_that_differ():
 
 def a_large_tree(comm):
     """Signatures that name hundreds of leaves, of which one differs."""
-    tree = [np.ones(3 + i, np.float32) for i in range(400)]
+    tree: list[np.ndarray] = [np.ones(3 + i, np.float32) for i in range(400)]
     if comm.rank == 0:
         tree[250] = np.ones((1, 253), np.float32)
     return typed_error(jax.jit(lambda t: jaxring.allreduce(t, comm)), tree)
