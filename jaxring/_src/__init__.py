@@ -1,1 +1,1 @@
-"""The JAX side of jaxring: primitives and the functions that bind them. Import from `jaxring` instead."""
+"""The JAX side: primitives and the functions that bind them. Import from `jaxring` instead."""

@@ -253,7 +253,8 @@ def _previous_call(ctx: Any) -> list[Any]:
     for each launch) nor optimization_barrier (removed before scheduling) would do. Calls in
     different functions or loops of a program are not ordered.
     """
-    block = ir.InsertionPoint.current.block
+    point: Any = ir.InsertionPoint.current
+    block = point.block
     index = _modules[ctx.module_context.module].last.get(hash(block))
     if index is None or index >= len(block.operations):
         return []
@@ -267,7 +268,8 @@ def _previous_call(ctx: Any) -> list[Any]:
 
 def _note_call(ctx: Any) -> None:
     """Remembers the call just emitted, the last operation of its block."""
-    block = ir.InsertionPoint.current.block
+    point: Any = ir.InsertionPoint.current
+    block = point.block
     _modules[ctx.module_context.module].last[hash(block)] = len(block.operations) - 1
 
 
