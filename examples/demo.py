@@ -24,7 +24,7 @@ RANKS = 4
 EPOCHS = 10
 MIN_ACCURACY = 0.95
 # Algorithms differ in the order of summation, hence in the last bits of a loss; training amplifies
-# that: differences of 4e-6 were seen after 20 epochs.
+# that: relative differences of 3e-6 were seen after 10 epochs, over five seeds.
 LOSS_RTOL, LOSS_ATOL = 1e-4, 1e-5
 RUN_TIMEOUT_S = 240
 

@@ -1,11 +1,12 @@
 """The kinds of errors that jaxring raises, and how to get them back out of JAX's.
 
-Under `jax.jit` XLA turns every error of a handler into a `JaxRuntimeError` whose text contains the
+Under `jax.jit` XLA turns every error of a handler into a `JaxRuntimeError`, or from the second call
+on perhaps a `ValueError` (jit's fast path, program on the calling thread), whose text contains the
 kind, for example ``jaxring.TimeoutError: allreduce …``. `from_exception` gives the typed object:
 
     try:
         step(params, batch).block_until_ready()
-    except jax.errors.JaxRuntimeError as e:
+    except (jax.errors.JaxRuntimeError, ValueError) as e:
         error = jaxring.errors.from_exception(e)
         if isinstance(error, jaxring.TimeoutError):
             print(error.missing_ranks)
@@ -108,7 +109,7 @@ def from_exception(exception: BaseException) -> BaseException:
     """The typed error that `exception`'s text, or that of what caused it, carries.
 
     Args:
-      exception: any exception, usually the `JaxRuntimeError` of a jitted call.
+      exception: any exception, usually that of a jitted call.
 
     Returns:
       An object of one of the kinds above, with the attributes that this process still knows and
