@@ -259,3 +259,20 @@ def abort_while_waiting(comm):
 def test_abort_wakes_all():
     got = spawn(abort_while_waiting, 2, env={"JAXRING_TIMEOUT_S": "20"})
     assert got == [[("AbortedError", True)] * 2, []]
+
+
+def call_after_close(comm):
+    step = jax.jit(lambda x: jaxring.allreduce(x, comm))
+    step(jnp.ones(2)).block_until_ready()
+    comm.close()
+    try:
+        step(jnp.ones(2)).block_until_ready()
+    except Exception as e:
+        return repr(jaxring.errors.from_exception(e))
+    return "no error"
+
+
+def test_a_call_after_close_is_typed():
+    for text in spawn(call_after_close, 2):
+        assert text.startswith("UsageError"), text
+        assert "world is closed" in text

@@ -39,8 +39,7 @@ template <typename T>
 T attribute(ffi::Dictionary attributes, const char* name) {
   ffi::ErrorOr<T> value = attributes.get<T>(name);
   if (value.has_error()) {
-    throw std::runtime_error("jaxring: attribute " + std::string(name) + ": " +
-                             value.error().message());
+    throw std::runtime_error("attribute " + std::string(name) + ": " + value.error().message());
   }
   return *value;
 }
@@ -56,7 +55,7 @@ std::vector<int64_t> numbers_attribute(ffi::Dictionary attributes, const char* n
 
 template <typename Value>
 Value known(std::optional<Value> value, const char* what, const std::string& name) {
-  if (!value) throw std::runtime_error("jaxring: unknown " + std::string(what) + " '" + name + "'");
+  if (!value) throw std::runtime_error("unknown " + std::string(what) + " '" + name + "'");
   return *value;
 }
 
@@ -74,7 +73,7 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> CallSite::create(ffi::Dictionary attribu
   size_t next = 0;
   for (int64_t size : numbers_attribute(attributes, "group_sizes")) {
     if (size < 0 || size > static_cast<int64_t>(members.size() - next)) {
-      throw std::runtime_error("jaxring: group_sizes and group_members don't fit each other");
+      throw std::runtime_error("group_sizes and group_members don't fit each other");
     }
     site->groups_.emplace_back(members.begin() + next, members.begin() + next + size);
     next += size;
@@ -94,7 +93,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> CallSite::create(ffi::Dictionary attribu
   ++copies.alive;
   return site;
 } catch (const std::exception& error) {
-  return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, error.what()));
+  return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                                    std::string("jaxring.UsageError: ") + error.what()));
 }
 
 CallSite::~CallSite() {
@@ -121,7 +121,7 @@ std::string CallSite::key_of_group(const std::vector<int64_t>& partitions) const
   for (size_t i = 0; i < partitions.size(); ++i) {
     const int64_t partition = partitions[i];
     if (!device_ids_.empty() && partition >= static_cast<int64_t>(device_ids_.size())) {
-      throw std::runtime_error("jaxring: a group names partition " + std::to_string(partition) +
+      throw std::runtime_error("a group names partition " + std::to_string(partition) +
                                ", but the mesh has " + std::to_string(device_ids_.size()));
     }
     key += (i > 0 ? "," : "") +
@@ -154,7 +154,7 @@ CallSite::Place CallSite::place_of(int partition) {
   if (!communicator_key_.empty()) {
     place.communicator = Registry::instance().find(communicator_key_);
     if (!place.communicator) {
-      throw std::runtime_error("jaxring: communicator " + communicator_key_ +
+      throw std::runtime_error("communicator " + communicator_key_ +
                                " is closed; make a new one with jaxring.init()");
     }
     const CommunicatorSpec& spec = place.communicator->spec();
@@ -171,7 +171,7 @@ CallSite::Place CallSite::place_of(int partition) {
     break;
   }
   if (!place.communicator) {
-    throw std::runtime_error("jaxring: partition " + std::to_string(partition) +
+    throw std::runtime_error("partition " + std::to_string(partition) +
                              " is in none of the call's groups");
   }
   if (static_cast<size_t>(partition) >= places_.size()) places_.resize(partition + 1);

@@ -87,7 +87,7 @@ Request make_request(CallSite& site, int rank, const ffi::RunId& run_id, int dev
     const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(first_argument + leaf);
     ffi::Result<ffi::AnyBuffer> output = *results.get<ffi::AnyBuffer>(first_result + leaf);
     const std::optional<DType> known = dtype_of(input.element_type());
-    if (!known) throw std::runtime_error("jaxring: a leaf has a dtype that jaxring does not know");
+    if (!known) throw std::runtime_error("a leaf has a dtype that jaxring does not know");
     dtype = *known;
     request.input.add(input.untyped_data(), input.element_count());
     request.output.add(output->untyped_data(), output->element_count());
@@ -135,7 +135,9 @@ ffi::Future execute(CallSite* site, ffi::RunId run_id, int32_t device_ordinal,
       promise.SetAvailable();
     }
   } catch (const std::exception& exception) {
-    promise.SetError(ffi::Error(ffi::ErrorCode::kInternal, exception.what()));
+    Error error;
+    error.message = exception.what();
+    promise.SetError(to_ffi(error));
   }
   return future;
 }
