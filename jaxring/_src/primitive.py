@@ -246,10 +246,9 @@ def _previous_call(ctx: Any) -> list[Any]:
 
     As an operand of this call it makes XLA keep the two in program order. Executables of different
     processes may differ by work of one rank only, and XLA then schedules independent calls
-    differently. XLA:CPU runs a program of small buffers, or of few operations, one after the other,
-    waiting for each, and elsewhere lets a later operation reuse the memory of an earlier one: two
-    ranks would wait for each other in different calls for ever (guards_against_nan in
-    tests/multiprocess/test_matching.py). Neither tokens of JAX's ordered effects (hundreds of us
+    differently. Two ranks were then seen to wait for each other in different calls (guards_against_nan
+    in tests/multiprocess/test_matching.py), as if XLA:CPU ran small programs one call at a time,
+    waiting for each; its source was not read. Neither tokens of JAX's ordered effects (hundreds of us
     for each launch) nor optimization_barrier (removed before scheduling) would do. Calls in
     different functions or loops of a program are not ordered.
     """
