@@ -246,11 +246,11 @@ def _previous_call(ctx: Any) -> list[Any]:
 
     As an operand of this call it makes XLA keep the two in program order. Executables of different
     processes may differ by work of one rank only, and XLA then schedules independent calls
-    differently. Two ranks were then seen to wait for each other in different calls (guards_against_nan
-    in tests/multiprocess/test_matching.py), as if XLA:CPU ran small programs one call at a time,
-    waiting for each; its source was not read. Neither tokens of JAX's ordered effects (hundreds of us
-    for each launch) nor optimization_barrier (removed before scheduling) would do. Calls in
-    different functions or loops of a program are not ordered.
+    differently. Two ranks were then seen to wait for each other in different calls (in
+    tests/multiprocess/test_matching.py, guards_against_nan), as if XLA:CPU ran small programs one
+    call at a time, waiting for each; its source was not read. Neither tokens of JAX's ordered
+    effects (hundreds of us for each launch) nor optimization_barrier (removed before scheduling)
+    would do. Calls in different functions or loops of a program are not ordered.
     """
     point: Any = ir.InsertionPoint.current
     block = point.block
