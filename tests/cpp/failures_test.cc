@@ -34,7 +34,7 @@ class Failures : public ::testing::TestWithParam<Layout> {
 };
 
 TEST_P(Failures, ARankThatNeverComesIsNamed) {
-  settings().timeout_s = 0.3;
+  settings().timeout_s = 1.5;  // on a busy machine all the others must have come by then
   TestWorld world(GetParam(), 4);
   const Clock::time_point begin = Clock::now();
   Submitted a = start(world, 0, 1, 0), b = start(world, 1, 1, 0), c = start(world, 3, 1, 0);
@@ -43,11 +43,9 @@ TEST_P(Failures, ARankThatNeverComesIsNamed) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->kind, ErrorKind::kTimeoutError);
     EXPECT_NE(error->message.find("missing rank 2"), std::string::npos) << error->message;
-    if (GetParam() == Layout::kDevices) {
-      EXPECT_EQ(error->missing_ranks, std::vector<int>{2});
-    }
+    EXPECT_EQ(error->missing_ranks, std::vector<int>{2});
   }
-  EXPECT_LT(seconds_since(begin), 5.0);
+  EXPECT_LT(seconds_since(begin), 8.0);
 }
 
 TEST_P(Failures, DifferentSignaturesRaiseEverywhere) {
@@ -97,6 +95,25 @@ TEST_P(Failures, ARankInALaterLaunchIsAMismatchAtOnce) {
   EXPECT_LT(seconds_since(begin), 60.0);
 }
 
+// The same, but the others reach the call only after rank 1 has passed it.
+TEST_P(Failures, ACallThatARankHasPassedIsAMismatchAtOnce) {
+  TestWorld world(GetParam(), 4);
+  const Clock::time_point begin = Clock::now();
+  std::vector<Submitted> common, skipped;
+  for (int rank = 0; rank < 4; ++rank) common.push_back(start(world, rank, 1, 0));
+  for (Submitted& one : common) ASSERT_FALSE(one.error());
+  Submitted ahead = start(world, 1, 2, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the others hear of it
+  for (int rank : {0, 2, 3}) skipped.push_back(start(world, rank, 1, 1));
+  for (Submitted& one : skipped) {
+    const std::optional<Error> error = one.error();
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->kind, ErrorKind::kMismatchError) << error->message;
+    EXPECT_NE(error->message.find("allreduce #1 of launch 0"), std::string::npos) << error->message;
+  }
+  EXPECT_LT(seconds_since(begin), 60.0);
+}
+
 TEST_P(Failures, AbortWakesAllAndStays) {
   TestWorld world(GetParam(), 4);
   Submitted a = start(world, 0, 1, 0), b = start(world, 1, 1, 0), c = start(world, 2, 1, 0);
@@ -112,6 +129,14 @@ TEST_P(Failures, AbortWakesAllAndStays) {
   const std::optional<Error> later = start(world, 3, 2, 0).error();
   ASSERT_TRUE(later);
   EXPECT_EQ(later->kind, ErrorKind::kAbortedError);
+}
+
+TEST(Settings, ALongTimeIsNoShortOne) {
+  for (double timeout_s : {1e12, 1e300}) {
+    settings().timeout_s = timeout_s;
+    EXPECT_GT(Clock::now() + settings().timeout(), Clock::now() + std::chrono::hours(24));
+  }
+  settings().timeout_s = 300;
 }
 
 // One process: an error costs its launch, not the communicator.
@@ -165,9 +190,7 @@ TEST(FailuresInOneProcess, OverlappingLaunchesOfOneRankAreRefused) {
   EXPECT_EQ(first.error()->kind, ErrorKind::kAbortedError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Failures,
-                         ::testing::Values(Layout::kDevices, Layout::kProcesses,
-                                           Layout::kTwoDevicesPerProcess),
+INSTANTIATE_TEST_SUITE_P(Layouts, Failures, ::testing::ValuesIn(all_layouts()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace

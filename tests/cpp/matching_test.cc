@@ -126,8 +126,7 @@ TEST_P(Matching, CopiesAndIterations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Matching,
-                         ::testing::Combine(::testing::Values(Layout::kDevices, Layout::kProcesses,
-                                                              Layout::kTwoDevicesPerProcess),
+                         ::testing::Combine(::testing::ValuesIn(all_layouts()),
                                             ::testing::Values(2, 5, 8)),
                          [](const auto& info) {
                            return std::string(name_of(std::get<0>(info.param))) + "_" +
@@ -177,6 +176,31 @@ TEST(Matching, OverlappingCommunicators) {
       }
     });
   }
+}
+
+// XLA may run independent calls of a device on several threads at the same time.
+TEST(Matching, ThreeThreadsOfEachDevice) {
+  TestWorld world(Layout::kDevices, 2);
+  const Call call{make_info(Algorithm::kAuto, ReduceOp::kSum, DType::kFloat32, 6), 6};
+  settings().timeout_s = 20;
+  for (int launch = 0; launch < kExecutions; ++launch) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i) {
+      const int rank = i % 2, index = i / 2;
+      threads.emplace_back([&, rank, index, launch] {
+        for (int iteration = 0; iteration < 5; ++iteration) {
+          Arrays arrays(rank, 2, index, launch, call.count);
+          Submitted one = Submitted::start(
+              world.of_rank(rank), arrays.request(call, rank, 1 + launch, index, 0, iteration));
+          const std::optional<Error> error = one.error();
+          ASSERT_FALSE(error) << error->text();
+          ASSERT_TRUE(arrays.right());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  settings().timeout_s = 300;
 }
 
 // In-flight executions of 64 ranks in one process are driven without a thread per rank.

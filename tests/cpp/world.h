@@ -1,9 +1,10 @@
 // Worlds of ranks for the engine's tests: threads of one process, "processes" that share a segment
 // (several communicators in one process that each map it, so that thread sanitizers see every
-// access), or both mixed.
+// access), both mixed, or "hosts" of two such processes with links over loopback between them.
 #pragma once
 
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,7 +14,26 @@
 
 namespace jaxring::testing {
 
-enum class Layout { kDevices, kProcesses, kTwoDevicesPerProcess };
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+enum class Layout { kDevices, kProcesses, kTwoDevicesPerProcess, kHosts };
+
+// Those that this build can make.
+inline std::vector<Layout> layouts_of_processes() {
+  std::vector<Layout> layouts = {Layout::kProcesses, Layout::kTwoDevicesPerProcess};
+  // libfabric itself is not instrumented: what it does would be reported as ours.
+  if (JAXRING_HAS_LIBFABRIC && !kSanitized) layouts.push_back(Layout::kHosts);
+  return layouts;
+}
+inline std::vector<Layout> all_layouts() {
+  std::vector<Layout> layouts = layouts_of_processes();
+  layouts.insert(layouts.begin(), Layout::kDevices);
+  return layouts;
+}
 
 inline const char* name_of(Layout layout) {
   switch (layout) {
@@ -23,31 +43,49 @@ inline const char* name_of(Layout layout) {
       return "processes";
     case Layout::kTwoDevicesPerProcess:
       return "mixed";
+    case Layout::kHosts:
+      return "hosts";
   }
   return "?";
 }
 
 class TestWorld {
  public:
-  TestWorld(Layout layout, int world_size) {
+  // `hosts`: by rank; of other layouts than kHosts, what the communicators are told.
+  TestWorld(Layout layout, int world_size, std::vector<int> hosts = {}) {
     std::vector<int> processes(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
-      processes[rank] = layout == Layout::kDevices     ? 0
-                        : layout == Layout::kProcesses ? rank
-                                                       : rank / 2;
+      processes[rank] = layout == Layout::kDevices                ? 0
+                        : layout == Layout::kTwoDevicesPerProcess ? rank / 2
+                                                                  : rank;
     }
     const int process_count = processes.back() + 1;
-    std::shared_ptr<Segment> leader;
-    if (process_count > 1) leader = Segment::create(process_count, world_size);
+    std::map<int, std::shared_ptr<Segment>> segments;  // by host
+    std::vector<std::string> addresses;
+    for (int rank = static_cast<int>(hosts.size()); rank < world_size; ++rank) {
+      hosts.push_back(layout == Layout::kHosts ? rank / 2 : 0);
+    }
+    const bool linked = layout == Layout::kHosts && hosts.front() != hosts.back();
     for (int process = 0; process < process_count; ++process) {
       CommunicatorSpec spec;
       spec.key = "test";
       spec.processes = processes;
       spec.self_process = process;
       communicators_.push_back(std::make_unique<Communicator>(spec));
+      communicators_.back()->set_hosts(hosts);
       if (process_count == 1) continue;
+      if (linked) {
+        addresses.push_back(
+            communicators_.back()->listen(hosts, "tcp", "127.0.0.1", "a secret of this test"));
+      }
+      auto& segment = segments[linked ? hosts[process] : 0];
+      const bool leads = segment == nullptr;
+      if (leads) segment = Segment::create(process_count, world_size);
       communicators_.back()->attach(
-          process == 0 ? leader : Segment::attach(leader->address(), process_count, world_size));
+          leads ? segment : Segment::attach(segment->address(), process_count, world_size));
+    }
+    for (auto& communicator : communicators_) {
+      if (linked) communicator->connect(addresses);
     }
     for (int rank = 0; rank < world_size; ++rank) {
       by_rank_.push_back(communicators_[processes[rank]].get());
@@ -84,6 +122,15 @@ class TestWorld {
   std::vector<Communicator*> by_rank_;
 };
 
+// A call of any collective, with the signature that Python would give it, more or less.
+inline std::shared_ptr<const CallInfo> make_info(const CallInfo& call, int64_t count) {
+  auto info = std::make_shared<CallInfo>(call);
+  info->signature =
+      Signature(std::string(jaxring::name_of(call.collective)) + "(" + std::to_string(call.root) +
+                ", " + jaxring::name_of(call.dtype) + "[" + std::to_string(count) + "])");
+  return info;
+}
+
 inline std::shared_ptr<const CallInfo> make_info(Algorithm algorithm, ReduceOp op, DType dtype,
                                                  int64_t count, int64_t chunk_bytes = 0) {
   auto info = std::make_shared<CallInfo>();
@@ -109,9 +156,10 @@ class Submitted {
 
   static Submitted start(Communicator& communicator, Request request) {
     Submitted result;
-    auto promise = std::make_shared<std::promise<std::optional<Error>>>();
-    std::future<std::optional<Error>> future = promise->get_future();
+    std::future<std::optional<Error>> future;
     auto outcome = communicator.submit(std::move(request), [&]() -> Completion {
+      auto promise = std::make_shared<std::promise<std::optional<Error>>>();
+      future = promise->get_future();
       return [promise](std::optional<Error> error) { promise->set_value(std::move(error)); };
     });
     if (outcome) {
@@ -126,5 +174,23 @@ class Submitted {
   std::optional<Error> error_;
   std::future<std::optional<Error>> pending_;
 };
+
+// One operation, and what every rank should get. Several run in a row on the same threads: making a
+// thread for each rank costs more than a small operation.
+class Check {
+ public:
+  virtual ~Check() = default;
+  virtual void run(TestWorld& world, int rank) = 0;
+  virtual void verify() const = 0;
+};
+
+using Checks = std::vector<std::unique_ptr<Check>>;
+
+inline void run_all(TestWorld& world, const Checks& checks) {
+  world.spawn([&](int rank) {
+    for (const auto& check : checks) check->run(world, rank);
+  });
+  for (const auto& check : checks) check->verify();
+}
 
 }  // namespace jaxring::testing

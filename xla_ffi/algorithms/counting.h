@@ -8,10 +8,10 @@ namespace jaxring {
 
 class CountingPrims : public Verbs<CountingPrims> {
  public:
-  void step(Peers from, Peers to, Range range, bool use_input, bool write_output) {
+  void step(Peers from, Peers to, Range range, Own own, Into into) {
     if (range.count == 0) return;  // empty chunks are not sent
-    (use_input ? partial_received_ : final_received_) += from.count() * range.count;
-    (write_output ? final_sent_ : partial_sent_) += to.count() * range.count;
+    (receives_partial(own) ? partial_received_ : final_received_) += from.count() * range.count;
+    (is_final(into) ? final_sent_ : partial_sent_) += to.count() * range.count;
     messages_sent_ += to.count();
     messages_received_ += from.count();
   }

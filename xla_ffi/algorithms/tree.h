@@ -7,7 +7,8 @@
 //   down:  the root sends; inner nodes keep a copy and pass on
 //
 // Within a fold, operands come in rank order, but the grouping is the tree's: reproducible, not
-// rank order.
+// rank order. On the tree without branches, the chain, it is rank order: 2 n per rank, p - 1 hops
+// each way, pipelined by chunks.
 #pragma once
 
 #include "xla_ffi/algorithms/prims.h"
@@ -52,6 +53,32 @@ JR_HOST_DEVICE void tree_allreduce(Prims& prims, World world, TreeNode node, Ran
     if (up < chunks.loop_count) tree_up(prims, node, chunks[up]);
     const int64_t down = up - kTreeLagChunks;
     if (down >= 0) tree_down(prims, node, chunks[down]);
+  }
+}
+
+// Down a tree only, from its root.
+template <class Prims>
+JR_HOST_DEVICE void tree_broadcast(Prims& prims, World world, TreeNode node, Range message) {
+  const Peers children = Peers::two(node.down[0], node.down[1]);
+  const Loops chunks = loops_of(message, world.chunk_elements);
+  for (int64_t c = 0; c < chunks.loop_count; ++c) {
+    if (node.up < 0) prims.copy_send(children, chunks[c]);
+    tree_down(prims, node, chunks[c]);
+  }
+}
+
+// Up a tree only, to its root; everywhere else the result is zero.
+template <class Prims>
+JR_HOST_DEVICE void tree_reduce(Prims& prims, World world, TreeNode node, Range message) {
+  const Peers children = Peers::two(node.down[0], node.down[1]);
+  const Loops chunks = loops_of(message, world.chunk_elements);
+  for (int64_t c = 0; c < chunks.loop_count; ++c) {
+    if (node.up < 0) {
+      prims.recv_reduce_copy(children, chunks[c]);
+    } else {
+      tree_up(prims, node, chunks[c]);
+      prims.zero(chunks[c]);
+    }
   }
 }
 

@@ -1,7 +1,11 @@
 #include "xla_ffi/communicator/communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <stdexcept>
+
+#include "xla_ffi/core/text.h"
 
 namespace jaxring {
 namespace {
@@ -21,8 +25,13 @@ CommunicatorSpec numbered_from_zero(CommunicatorSpec spec) {
 
 Communicator::Communicator(CommunicatorSpec spec)
     : spec_(numbered_from_zero(std::move(spec))),
+      in_process_(spec_.world_size()),
       latest_launch_(spec_.world_size()),
-      open_tickets_(spec_.world_size(), 0) {
+      open_tickets_(spec_.world_size(), 0),
+      left_(spec_.world_size(), false),
+      seats_(spec_.world_size()),
+      offers_(spec_.world_size()),
+      flight_(spec_.world_size()) {
   process_count_ = 1 + *std::max_element(spec_.processes.begin(), spec_.processes.end());
   for (int rank = 0; rank < spec_.world_size(); ++rank) {
     if (is_local(rank)) local_ranks_.push_back(rank);
@@ -31,10 +40,47 @@ Communicator::Communicator(CommunicatorSpec spec)
 
 Communicator::~Communicator() { close(); }
 
+void Communicator::set_hosts(const std::vector<int>& by_rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  hosts_ = std::make_unique<const HostLayout>(by_rank);
+}
+
+std::string Communicator::listen(const std::vector<int>& hosts, const std::string& provider,
+                                 const std::string& interface, const std::string& secret) {
+  LinksSpec links;
+  links.name = spec_.key;
+  links.processes = spec_.processes;
+  links.hosts.resize(process_count_);
+  links.self_process = spec_.self_process;
+  links.provider = provider;
+  links.interface = interface;
+  links.secret = secret;
+  for (int rank = 0; rank < spec_.world_size(); ++rank) {
+    links.hosts[spec_.processes[rank]] = hosts.at(rank);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  hosts_ = std::make_unique<const HostLayout>(hosts);
+  process_hosts_ = links.hosts;
+  if (!hosts_->shares_hosts()) slice_bytes_ = kLinkSliceBytes;  // every FIFO crosses a link
+  links.slice_bytes = slice_bytes_;
+  links_ = make_links(std::move(links));
+  return links_->address();
+}
+
+void Communicator::connect(const std::vector<std::string>& addresses) {
+  std::vector<std::string> by_process(process_count_);
+  for (int rank = 0; rank < spec_.world_size(); ++rank) {
+    by_process[spec_.processes[rank]] = addresses.at(rank);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  remote_owner_->connect(by_process);
+}
+
 void Communicator::attach(std::shared_ptr<Segment> segment) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (remote_owner_) return;
-  remote_owner_ = std::make_unique<ShmTransport>(std::move(segment), spec_.self_process);
+  remote_owner_ = std::make_unique<ShmTransport>(std::move(segment), spec_.self_process,
+                                                 std::move(links_), process_hosts_);
   remote_.store(remote_owner_.get(), std::memory_order_release);
   flush_outbox();
   news_.notify_all();
@@ -51,25 +97,82 @@ std::optional<Error> Communicator::broken() const {
   return broken_;
 }
 
+std::optional<Error> Communicator::broken_anywhere() {
+  ShmTransport* remote = remote_.load(std::memory_order_acquire);
+  if (remote != nullptr && remote->alarm_raised()) poll_records();
+  return broken();
+}
+
 void Communicator::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tell_leaving();
+  }
   linger(std::chrono::seconds(2), false);
-  Error error;
-  error.kind = ErrorKind::kAbortedError;
-  error.message = "communicator " + spec_.key + " was closed on this rank";
+  Error error = error_of_this_process(ErrorKind::kAbortedError);
+  error.message = "communicator " + spec_.key + " was closed on rank " +
+                  std::to_string(error.rank) + " (pid " + std::to_string(error.pid) + " on " +
+                  error.host + ") while operations were under way there";
   std::vector<Finished> finished;
   std::thread progress;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Others are told only if somebody here still waited; otherwise they learn it when they next
-    // need us.
-    const bool busy = !table_.empty();
-    fail_locked(error, busy, &finished);
+    // Others have been told that we leave; that somebody here still waited is an error for them
+    // too.
+    const bool busy = waits_here();
     stopping_ = true;
+    fail_locked(error, busy, &finished);
     progress.swap(progress_thread_);
     news_.notify_all();
+    if (ShmTransport* remote = remote_.load(std::memory_order_acquire)) {
+      remote->wake(spec_.self_process);  // where the progress thread may sleep
+    }
   }
   complete(std::move(finished));
   if (progress.joinable()) progress.join();
+  if (ShmTransport* remote = remote_.load(std::memory_order_acquire)) remote->disconnect();
+}
+
+void Communicator::abort(const std::string& reason) {
+  Error error = error_of_this_process(ErrorKind::kAbortedError);
+  error.message = on_one_line(reason);
+  fail(std::move(error));
+}
+
+Error Communicator::error_of_this_process(ErrorKind kind) const {
+  Error error;
+  error.kind = kind;
+  error.rank = local_ranks_.front();
+  error.pid = getpid();
+  error.host = host_name();
+  return error;
+}
+
+std::string Communicator::host_name() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+bool Communicator::has_left(int process) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int rank = 0; rank < spec_.world_size(); ++rank) {
+    if (spec_.processes[rank] == process && !left_[rank]) return false;
+  }
+  return true;
+}
+
+// Of those that a rank of this process waits for. Under mutex_.
+Communicator::Operation Communicator::oldest_of_ours() const {
+  Operation oldest;
+  for (const auto& [key, operation] : table_) {
+    if (operation->ticket_count == 0 || operation->finished) continue;
+    if (!oldest || key < oldest->key) oldest = operation;
+  }
+  return oldest;
+}
+
+bool Communicator::waits_here() const {
+  return std::any_of(open_tickets_.begin(), open_tickets_.end(), [](int n) { return n > 0; });
 }
 
 void Communicator::linger(std::chrono::milliseconds at_most, bool for_operations) {
@@ -79,7 +182,7 @@ void Communicator::linger(std::chrono::milliseconds at_most, bool for_operations
       std::lock_guard<std::mutex> lock(mutex_);
       flush_outbox();
       const bool unsent = !outbox_.empty() && remote_.load(std::memory_order_acquire) != nullptr;
-      const bool unfinished = for_operations && handed_over_ > 0;
+      const bool unfinished = for_operations && waits_here();
       if (broken_ || (!unsent && !unfinished)) return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -89,16 +192,21 @@ void Communicator::linger(std::chrono::milliseconds at_most, bool for_operations
 std::vector<StatsRow> Communicator::stats(bool reset) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<StatsRow> rows;
-  for (const auto& [key, row] : stats_) {
-    StatsRow named = row;
-    std::tie(named.collective, named.algorithm) = key;
-    named.communicator = spec_.key;
-    named.transport =
-        name_of(spans_processes() ? TransportKind::kSharedMemory : TransportKind::kInProcess);
-    rows.push_back(std::move(named));
+  const char* transport = name_of(!process_hosts_.empty() ? TransportKind::kLibfabric
+                                  : spans_processes()     ? TransportKind::kSharedMemory
+                                                          : TransportKind::kInProcess);
+  for (const auto& [call, counters] : stats_) {
+    rows.push_back(StatsRow{name_of(call.first), std::string(info_of(call.second).name), transport,
+                            spec_.key, counters.operations, counters.bytes_sent,
+                            counters.bytes_received, counters.wait_s});
   }
   if (reset) stats_.clear();
   return rows;
+}
+
+std::vector<FlightEntry> Communicator::flight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return flight_.entries();
 }
 
 Sender& Communicator::sender(int from_rank, int to_rank, int channel) {

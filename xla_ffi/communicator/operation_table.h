@@ -1,6 +1,7 @@
 // Operations that are under way on one communicator, by key: who has announced what.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -18,23 +19,34 @@ struct PendingOperation {
   const Key key;
   std::vector<std::optional<uint64_t>> announced;  // signature hash by rank
   int announced_count = 0;
+  uint64_t first_signature = 0;
+  bool disputed = false;                         // signatures differ
   std::vector<std::shared_ptr<Ticket>> tickets;  // by rank; null for ranks of other processes
   int ticket_count = 0;
   std::vector<std::vector<char>> payloads;  // by rank; what came with announcements
   bool ordered = false;                     // the leader has put it in the communicator's order
   bool finished = false;
-  bool failed = false;
   std::unique_ptr<Execution> execution;  // once it has started
   Algorithm algorithm = Algorithm::kAuto;
   Clock::time_point ready;     // when the last rank announced
   Clock::time_point deadline;  // from the first ticket on
   bool warned = false;
+  bool told_waits = false;                // see roll_call.cc
+  std::map<int, std::vector<int>> waits;  // by process: whom its ranks wait for
+  bool watched = false;                   // for Ctrl-C
 
   const std::shared_ptr<Ticket>& first_ticket() const {
     for (const auto& ticket : tickets) {
       if (ticket) return ticket;
     }
     return tickets.front();
+  }
+
+  // What a rank called here, or if it is another process's what one of ours did; null if only other
+  // processes' ranks have come.
+  const CallInfo* info_of(int rank) const {
+    const auto& ticket = tickets[rank] ? tickets[rank] : first_ticket();
+    return ticket ? ticket->request.info.get() : nullptr;
   }
 
   std::vector<int> missing_ranks() const {
@@ -45,15 +57,10 @@ struct PendingOperation {
     return ranks;
   }
 
-  // Whether the ranks that have announced agree on what they are doing.
-  bool signatures_agree() const {
-    std::optional<uint64_t> first;
-    for (const auto& hash : announced) {
-      if (!hash) continue;
-      if (first && *first != *hash) return false;
-      first = hash;
-    }
-    return true;
+  void announce(int rank, uint64_t signature) {
+    if (announced_count++ == 0) first_signature = signature;
+    disputed |= signature != first_signature;
+    announced[rank] = signature;
   }
 };
 

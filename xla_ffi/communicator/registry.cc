@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "xla_ffi/communicator/forked.h"
+
 namespace jaxring {
 
 Registry& Registry::instance() {
   static Registry& registry = *new Registry;
+  watch_forks();
   return registry;
 }
 
@@ -37,6 +40,7 @@ std::shared_ptr<Communicator> Registry::find_or_create_local(const std::string& 
 }
 
 void Registry::close(const std::string& key) {
+  if (forked()) return;
   std::shared_ptr<Communicator> communicator;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -45,17 +49,28 @@ void Registry::close(const std::string& key) {
     communicator = found->second;
     communicators_.erase(found);
     for (StatsRow& row : communicator->stats(true)) closed_stats_.push_back(std::move(row));
+    constexpr size_t kRememberedFlights = 4;
+    closed_flight_.emplace_back(key, communicator->flight());
+    if (closed_flight_.size() > kRememberedFlights) closed_flight_.erase(closed_flight_.begin());
   }
   communicator->close();
 }
 
-void Registry::close_all() {
+void Registry::close_all(const std::string& reason) {
+  if (forked()) return;
   std::map<std::string, std::shared_ptr<Communicator>> open;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     open = communicators_;
   }
-  for (const auto& entry : open) entry.second->linger(std::chrono::seconds(5), true);
+  for (const auto& entry : open) {
+    // Without other processes there is nobody to tell, and a launched step's last ranks still come.
+    if (reason.empty() || !entry.second->spans_processes()) {
+      entry.second->linger(std::chrono::seconds(5), true);
+    } else {
+      entry.second->abort(reason);
+    }
+  }
   for (const auto& entry : open) close(entry.first);
 }
 
@@ -67,6 +82,15 @@ std::vector<StatsRow> Registry::stats(bool reset) {
     for (StatsRow& row : entry.second->stats(reset)) rows.push_back(std::move(row));
   }
   return rows;
+}
+
+std::vector<std::pair<std::string, std::vector<FlightEntry>>> Registry::flight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto all = closed_flight_;
+  for (const auto& [key, communicator] : communicators_) {
+    all.emplace_back(key, communicator->flight());
+  }
+  return all;
 }
 
 void Registry::remember(const Error& error) {

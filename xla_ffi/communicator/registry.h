@@ -24,9 +24,12 @@ class Registry {
   // For calls lowered elsewhere (a serialized executable): a communicator whose ranks are all here.
   std::shared_ptr<Communicator> find_or_create_local(const std::string& key, int world_size);
   void close(const std::string& key);
-  void close_all();  // when the process ends
+  // When the process ends; with a reason, all ranks raise it.
+  void close_all(const std::string& reason = "");
 
   std::vector<StatsRow> stats(bool reset);
+  // The remembered operations of all ranks of this process, by communicator.
+  std::vector<std::pair<std::string, std::vector<FlightEntry>>> flight() const;
 
   // Errors pass through XLA as text; this remembers the recent ones, so that the typed one can be
   // had again.
@@ -36,6 +39,7 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Communicator>> communicators_;
+  std::vector<std::pair<std::string, std::vector<FlightEntry>>> closed_flight_;  // of the last few
   std::vector<StatsRow> closed_stats_;  // what closed communicators had counted
   std::deque<Error> recent_errors_;
 };

@@ -10,18 +10,24 @@
 
 namespace jaxring {
 
-// One FIFO per ordered pair of ranks and channel. 1 MiB per peer: smaller rings rewrite lines that
-// the peer has just read and run at a quarter of the speed (docs/performance.md).
-constexpr int64_t kFifoSlotBytes = 128 << 10;
-constexpr int64_t kFifoSlotCount = 8;
+// One FIFO per ordered pair of ranks and channel. 2 MiB each way: smaller rings rewrite lines that
+// the peer still has in its cache and run at a quarter of the speed (docs/performance.md).
+constexpr int64_t kFifoSlotBytes = 64 << 10;
+constexpr int64_t kFifoSlotCount = 32;
 constexpr int kMaxChannels = 2;
+
+// Between hosts. A slice costs about ten system calls, whatever its size, so that larger ones are a
+// fifth faster; where a schedule also has peers on its own host, slices are as theirs.
+constexpr int64_t kLinkSliceBytes = 128 << 10;
+constexpr int64_t kLinkFifoBytes = 1 << 20;
 
 // The producing end. Neither call waits: who waits, how long and for what is decided in one place.
 class Sender {
  public:
   virtual ~Sender() = default;
   virtual void* try_reserve() = 0;  // the next free slot, or nullptr while the peer has freed none
-  virtual void publish() = 0;       // hands the reserved slot to the peer
+  // Hands the reserved slot to the peer, which needs its first `bytes` bytes only.
+  virtual void publish(int64_t bytes) = 0;
 };
 
 // The consuming end.
@@ -62,7 +68,7 @@ class MemorySender final : public Sender {
     return fifo_.slot(produced_);
   }
 
-  void publish() override {
+  void publish(int64_t /*bytes*/) override {
     // seq_cst, not release: the notifier next reads whether the peer sleeps, and the two must not
     // swap (store buffering; the sleeper does the mirror image).
     fifo_.counters->produced.store(++produced_, std::memory_order_seq_cst);

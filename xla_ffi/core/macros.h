@@ -6,14 +6,21 @@
 // and not of speed: reduce_kernels_level.cc is compiled several times for different CPU levels, and
 // an inline function left out of line would be merged by the linker, so that a baseline CPU could
 // be handed the copy that holds AVX-512 instructions. tests/cpp checks that none is left.
+// JR_NOINLINE: one copy, however many call it, where compiling several would take minutes.
+// JR_SMALL: inline on the host; on a GPU, where 64-bit divisions are a hundred instructions, one
+// copy.
 #if defined(__CUDACC__)
 #define JR_HOST_DEVICE __host__ __device__
 #define JR_DEVICE __device__
 #define JR_INLINE __forceinline__
+#define JR_NOINLINE __noinline__
+#define JR_SMALL inline __noinline__
 #else
 #define JR_HOST_DEVICE
 #define JR_DEVICE
 #define JR_INLINE inline __attribute__((always_inline))
+#define JR_NOINLINE __attribute__((noinline))
+#define JR_SMALL inline
 #endif
 
 // Promises that iterations of the next loop don't depend on each other. Operands that are the same

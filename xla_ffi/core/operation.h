@@ -13,19 +13,27 @@
 
 namespace jaxring {
 
-// X(enumerator, name)
-#define JR_FOR_EACH_COLLECTIVE(X) X(kAllreduce, "allreduce")
+// X(enumerator, name, whether it reduces)
+#define JR_FOR_EACH_COLLECTIVE(X)           \
+  X(kAllreduce, "allreduce", true)          \
+  X(kReduceScatter, "reduce_scatter", true) \
+  X(kAllGather, "all_gather", false)        \
+  X(kAllToAll, "all_to_all", false)         \
+  X(kBroadcast, "broadcast", false)         \
+  X(kReduce, "reduce", true)                \
+  X(kPermute, "ppermute", false)            \
+  X(kBarrier, "barrier", false)
 
 enum class Collective : uint8_t {
-#define JR_X(enumerator, name) enumerator,
+#define JR_X(enumerator, name, reduces) enumerator,
   JR_FOR_EACH_COLLECTIVE(JR_X)
 #undef JR_X
 };
 
 constexpr const char* name_of(Collective collective) {
   switch (collective) {
-#define JR_X(enumerator, name) \
-  case Collective::enumerator: \
+#define JR_X(enumerator, name, reduces) \
+  case Collective::enumerator:          \
     return name;
     JR_FOR_EACH_COLLECTIVE(JR_X)
 #undef JR_X
@@ -33,8 +41,20 @@ constexpr const char* name_of(Collective collective) {
   return "unknown collective";
 }
 
+// Whether it combines values; the others only move them.
+constexpr bool reduces(Collective collective) {
+  switch (collective) {
+#define JR_X(enumerator, name, reduces) \
+  case Collective::enumerator:          \
+    return reduces;
+    JR_FOR_EACH_COLLECTIVE(JR_X)
+#undef JR_X
+  }
+  return false;
+}
+
 constexpr std::optional<Collective> collective_from_name(std::string_view name) {
-#define JR_X(enumerator, text) \
+#define JR_X(enumerator, text, reduces) \
   if (name == text) return Collective::enumerator;
   JR_FOR_EACH_COLLECTIVE(JR_X)
 #undef JR_X

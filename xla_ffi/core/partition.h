@@ -16,7 +16,7 @@ struct Range {
 // Piece `index` of `whole` cut into `parts` nearly equal pieces: sizes differ by at most one
 // element, so every rank can compute every other rank's piece, and a message shorter than `parts`
 // has empty pieces.
-JR_HOST_DEVICE inline Range piece_of(Range whole, int64_t parts, int64_t index) {
+JR_HOST_DEVICE JR_SMALL Range piece_of(Range whole, int64_t parts, int64_t index) {
   const int64_t base = whole.count / parts;
   const int64_t longer = whole.count % parts;  // the first `longer` pieces hold one element more
   const int64_t before = index * base + (index < longer ? index : longer);
@@ -35,7 +35,7 @@ struct Loops {
 };
 
 // As few loops as keep each at or below `max_loop_elements`.
-JR_HOST_DEVICE inline Loops loops_of(Range message, int64_t max_loop_elements) {
+JR_HOST_DEVICE JR_SMALL Loops loops_of(Range message, int64_t max_loop_elements) {
   const int64_t loop_count = (message.count + max_loop_elements - 1) / max_loop_elements;
   return Loops{message, loop_count > 0 ? loop_count : 1};
 }

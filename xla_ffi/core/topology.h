@@ -5,7 +5,8 @@
 
 namespace jaxring {
 
-// A set of peers, small enough to travel in a step: nobody, one, two, or everyone but one rank.
+// A set of peers, small enough to travel in a step: nobody, one, two, or all of a range of ranks
+// but one.
 class Peers {
  public:
   JR_HOST_DEVICE static Peers none() { return Peers(0, -1, -1, false); }
@@ -13,7 +14,11 @@ class Peers {
     return rank < 0 ? none() : Peers(1, rank, -1, false);
   }
   JR_HOST_DEVICE static Peers all_but(int rank, int world_size) {
-    return Peers(world_size - 1, rank, -1, true);
+    return range_but(rank, 0, world_size);
+  }
+  // Of ranks [begin, end), one of which `rank` is.
+  JR_HOST_DEVICE static Peers range_but(int rank, int begin, int end) {
+    return Peers(end - begin - 1, rank, begin, true);
   }
   // Either may be -1 (absent), as a tree's children are.
   JR_HOST_DEVICE static Peers two(int a, int b) {
@@ -25,17 +30,18 @@ class Peers {
   JR_HOST_DEVICE int count() const { return count_; }
   // The index-th peer; ranks ascend, which is what makes sums of several peers rank-ordered.
   JR_HOST_DEVICE int operator[](int index) const {
-    if (everyone_) return index < first_ ? index : index + 1;
-    return index == 0 ? first_ : second_;
+    if (!range_) return index == 0 ? first_ : second_;
+    const int rank = second_ + index;
+    return rank < first_ ? rank : rank + 1;
   }
 
  private:
-  JR_HOST_DEVICE Peers(int count, int first, int second, bool everyone)
-      : count_(count), first_(first), second_(second), everyone_(everyone) {}
+  JR_HOST_DEVICE Peers(int count, int first, int second, bool range)
+      : count_(count), first_(first), second_(second), range_(range) {}
   int count_;
-  int first_;  // with everyone_: the rank left out
-  int second_;
-  bool everyone_;
+  int first_;   // of a range: the rank left out
+  int second_;  // of a range: where it begins
+  bool range_;
 };
 
 struct Ring {
@@ -46,6 +52,32 @@ struct Ring {
   // The chunk that is `hops` places behind this rank on the ring.
   JR_HOST_DEVICE int chunk_behind(int hops) const {
     return ((rank - hops) % world_size + world_size) % world_size;
+  }
+};
+
+// Ranks as the corners of a hypercube, whose edges join indices that differ in one bit. Where the
+// world is no power of two, `extra` pairs of ranks share a corner: 2i stands there for itself and
+// 2i + 1.
+//
+//    ranks   0 1 | 2 3 | 4   5      n = 6: 4 corners, 2 of them shared
+//    corner   0     1    2   3
+struct Hypercube {
+  int rank;
+  int corners = 1;
+  int extra;
+  int corner;
+
+  JR_HOST_DEVICE Hypercube(int rank_, int world_size) : rank(rank_) {
+    while (corners * 2 <= world_size) corners *= 2;
+    extra = world_size - corners;
+    corner = rank < 2 * extra ? rank / 2 : rank - extra;
+  }
+  JR_HOST_DEVICE bool shares() const { return rank < 2 * extra; }
+  JR_HOST_DEVICE bool represented() const { return shares() && rank % 2 == 1; }
+  JR_HOST_DEVICE int partner() const { return rank ^ 1; }
+  JR_HOST_DEVICE int neighbour(int bit) const {
+    const int other = corner ^ bit;
+    return other < extra ? 2 * other : other + extra;
   }
 };
 
@@ -96,6 +128,18 @@ JR_HOST_DEVICE inline TreeNode double_binary_tree(int rank, int world_size, int 
     return r < 0 ? -1 : mirror ? world_size - 1 - r : (r + 1) % world_size;
   };
   return TreeNode{back(node.up), {back(node.down[0]), back(node.down[1])}};
+}
+
+// The tree over ranks root, root + 1, … (modulo the world) whose root is `root`.
+JR_HOST_DEVICE inline TreeNode rooted_tree(int rank, int world_size, int root) {
+  const TreeNode node = binary_tree((rank - root + world_size) % world_size, world_size);
+  auto back = [&](int r) { return r < 0 ? -1 : (r + root) % world_size; };
+  return TreeNode{back(node.up), {back(node.down[0]), back(node.down[1])}};
+}
+
+// A tree without branches, rank 0 its leaf: what goes up it is summed in rank order.
+JR_HOST_DEVICE inline TreeNode chain(int rank, int world_size) {
+  return TreeNode{rank + 1 < world_size ? rank + 1 : -1, {rank - 1, -1}};
 }
 
 }  // namespace jaxring

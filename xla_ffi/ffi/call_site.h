@@ -8,10 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/communicator/communicator.h"
+#include "xla_ffi/ffi/attributes.h"
 
 namespace jaxring {
 
@@ -23,50 +25,55 @@ class CallSite {
   static xla::ffi::ErrorOr<std::unique_ptr<CallSite>> create(xla::ffi::Dictionary attributes);
   ~CallSite();
 
-  // Where a device takes part. Throws std::runtime_error if it does not.
-  struct Place {
+  // One execution by one device. The shared pointers' counts are the device's own: counts that all
+  // devices share would travel between their cores with each call.
+  struct Visit {
     std::shared_ptr<Communicator> communicator;
     int rank = 0;
+    std::shared_ptr<const CallInfo> info;
+    uint32_t iteration = 0;  // how often the device has run this call in this launch before
   };
-  Place place_of(int partition);
+  // Throws std::runtime_error if the device takes no part. `shapes` is asked for at the partition's
+  // first execution only.
+  Visit visit(int partition, int device_ordinal, uint64_t run_id, DType dtype,
+              const std::function<std::string()>& shapes);
 
-  // The call's fixed part; `shapes` is asked for at the first execution only.
-  std::shared_ptr<const CallInfo> info(DType dtype, const std::function<std::string()>& shapes);
-
-  uint32_t call() const { return call_; }
+  Collective collective() const { return attributes_.info.collective; }
+  uint32_t call() const { return attributes_.call; }
   // Whether it is chained to the ordered calls around it; see primitive.py.
-  bool ordered() const { return ordered_; }
+  bool ordered() const { return attributes_.ordered; }
   // Which of the copies that XLA made of this call (an inner jit called twice): their order at
   // Instantiate.
   uint32_t copy();
-  // How often the device has run this call in this launch.
-  uint32_t next_iteration(int device_ordinal, uint64_t run_id);
 
  private:
-  CallSite() = default;
+  explicit CallSite(xla::ffi::Dictionary attributes)
+      : attributes_(attributes), stations_(partition_count()) {}
   std::shared_ptr<Communicator> communicator_of_group(const std::vector<int64_t>& group) const;
-  std::string key_of_group(const std::vector<int64_t>& partitions) const;
+  std::pair<std::string, uint32_t> id_of_call() const {
+    return {attributes_.module, attributes_.call};
+  }
 
-  std::string module_;
-  uint32_t call_ = 0;
-  bool ordered_ = false;
+  const CallAttributes attributes_;
   uint32_t instantiated_ = 0;      // how many copies came before this one
   std::atomic<int64_t> copy_{-1};  // once known
-  std::string communicator_key_;
-  std::vector<std::vector<int64_t>> groups_;  // of partition ids
-  std::vector<int64_t> device_ids_;           // by partition id; empty if the mesh is abstract
-  std::vector<int64_t> processes_;            // by partition id, likewise
-  CallInfo template_;
 
-  std::mutex mutex_;
-  std::vector<Place> places_;  // by partition id, once looked up
-  std::shared_ptr<const CallInfo> info_;
   struct Iteration {
     int device_ordinal;
     uint64_t run_id;
     uint32_t next;
   };
-  std::vector<Iteration> iterations_;
+  // What belongs to one partition id, and so to one device.
+  struct alignas(JR_CACHE_LINE) Station {
+    std::mutex mutex;
+    Visit visit;  // but for the iteration
+    std::vector<Iteration> iterations;
+  };
+  void find_place(int partition, Visit& visit) const;
+  static uint32_t next_iteration(Station& station, int device_ordinal, uint64_t run_id);
+  int partition_count() const;
+
+  std::vector<Station> stations_;  // by partition id; as many as there are, from the beginning
 };
 
 }  // namespace jaxring

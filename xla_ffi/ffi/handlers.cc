@@ -1,68 +1,17 @@
 // Buffers and attributes -> Request; Error -> ffi::Error. Nothing else happens here.
 #include "xla_ffi/ffi/handlers.h"
 
+#include <cstring>
+
 #include "xla_ffi/communicator/registry.h"
 #include "xla_ffi/ffi/call_site.h"
 #include "xla_ffi/ffi/completer.h"
+#include "xla_ffi/host/huge_pages.h"
 
 namespace jaxring {
 namespace {
 
 namespace ffi = xla::ffi;
-
-std::optional<DType> dtype_of(ffi::DataType type) {
-  switch (type) {
-#define JR_X(ffi_name, dtype)   \
-  case ffi::DataType::ffi_name: \
-    return DType::dtype;
-    JR_X(PRED, kBool)
-    JR_X(S8, kInt8)
-    JR_X(S16, kInt16)
-    JR_X(S32, kInt32)
-    JR_X(S64, kInt64)
-    JR_X(U8, kUInt8)
-    JR_X(U16, kUInt16)
-    JR_X(U32, kUInt32)
-    JR_X(U64, kUInt64)
-    JR_X(F16, kFloat16)
-    JR_X(BF16, kBFloat16)
-    JR_X(F32, kFloat32)
-    JR_X(F64, kFloat64)
-    JR_X(C64, kComplex64)
-    JR_X(C128, kComplex128)
-    JR_X(F8E3M4, kFloat8E3M4)
-    JR_X(F8E4M3, kFloat8E4M3)
-    JR_X(F8E4M3FN, kFloat8E4M3Fn)
-    JR_X(F8E4M3FNUZ, kFloat8E4M3Fnuz)
-    JR_X(F8E4M3B11FNUZ, kFloat8E4M3B11Fnuz)
-    JR_X(F8E5M2, kFloat8E5M2)
-    JR_X(F8E5M2FNUZ, kFloat8E5M2Fnuz)
-#undef JR_X
-    default:
-      return std::nullopt;
-  }
-}
-
-ffi::ErrorCode code_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUsageError:
-      return ffi::ErrorCode::kInvalidArgument;
-    case ErrorKind::kMismatchError:
-      return ffi::ErrorCode::kFailedPrecondition;
-    case ErrorKind::kTimeoutError:
-      return ffi::ErrorCode::kDeadlineExceeded;
-    case ErrorKind::kPeerError:
-      return ffi::ErrorCode::kUnavailable;
-    case ErrorKind::kAbortedError:
-      return ffi::ErrorCode::kAborted;
-  }
-  return ffi::ErrorCode::kInternal;
-}
-
-ffi::Error to_ffi(const Error& error) {
-  Registry::instance().remember(error);
-  return ffi::Error(code_of(error.kind), error.text());
-}
 
 std::string shape_of(const ffi::AnyBuffer& buffer, DType dtype) {
   std::string text = std::string(name_of(dtype)) + "[";
@@ -75,36 +24,140 @@ std::string shape_of(const ffi::AnyBuffer& buffer, DType dtype) {
 // Operands: the partition id, the order of the call before (of an ordered call that is not the
 // first), the leaves. Results: the order (of an ordered call), the leaves. The order is a scalar
 // without meaning; passing it on keeps XLA from exchanging two calls.
-Request make_request(CallSite& site, int rank, const ffi::RunId& run_id, int device_ordinal,
-                     ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-  Request request;
-  DType dtype = DType::kFloat32;
-  const size_t first_result = site.ordered() ? 1 : 0;
-  const size_t leaf_count = results.size() - first_result;
-  const size_t first_argument = arguments.size() - leaf_count;
-  if (site.ordered()) *(*results.get<ffi::AnyBuffer>(0))->typed_data<int32_t>() = 0;
-  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
-    const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(first_argument + leaf);
-    ffi::Result<ffi::AnyBuffer> output = *results.get<ffi::AnyBuffer>(first_result + leaf);
-    const std::optional<DType> known = dtype_of(input.element_type());
-    if (!known) throw std::runtime_error("a leaf has a dtype that jaxring does not know");
-    dtype = *known;
-    request.input.add(input.untyped_data(), input.element_count());
-    request.output.add(output->untyped_data(), output->element_count());
+class CallLeaves {
+ public:
+  CallLeaves(const CallSite& site, const ffi::RemainingArgs& arguments,
+             const ffi::RemainingRets& results)
+      : arguments_(arguments),
+        results_(results),
+        first_result_(site.ordered() ? 1 : 0),
+        count_(results.size() - first_result_),
+        first_argument_(arguments.size() - count_) {}
+  size_t count() const { return count_; }
+  ffi::AnyBuffer input(size_t leaf) const {
+    return *arguments_.get<ffi::AnyBuffer>(first_argument_ + leaf);
   }
-  request.info = site.info(dtype, [&] {
-    std::string text;
+  ffi::AnyBuffer output(size_t leaf) const {
+    return **results_.get<ffi::AnyBuffer>(first_result_ + leaf);
+  }
+
+ private:
+  const ffi::RemainingArgs& arguments_;
+  const ffi::RemainingRets& results_;
+  size_t first_result_;
+  size_t count_;
+  size_t first_argument_;
+};
+
+DType dtype_of_leaf(const ffi::AnyBuffer& buffer) {
+  const std::optional<DType> known = dtype_of(buffer.element_type());
+  if (!known) throw std::runtime_error("a leaf has a dtype that jaxring does not know");
+  return *known;
+}
+
+// Adds the parts of a rank's operands or results to a message in its order: block by block, in each
+// of them leaf by leaf.
+template <class Pointer, class GetBuffer>
+void add_blocks(Leaves<Pointer>& leaves, size_t leaf_count, int64_t blocks, int64_t element_bytes,
+                GetBuffer get) {
+  if (leaf_count == 1) return leaves.add(get(0).untyped_data(), get(0).element_count());
+  for (int64_t block = 0; block < blocks; ++block) {
     for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
-      const ffi::AnyBuffer input = *arguments.get<ffi::AnyBuffer>(first_argument + leaf);
-      text += (leaf > 0 ? " " : "") + shape_of(input, dtype);
+      const int64_t count = static_cast<int64_t>(get(leaf).element_count()) / blocks;
+      leaves.add(static_cast<char*>(get(leaf).untyped_data()) + block * count * element_bytes,
+                 count);
+    }
+  }
+}
+
+// A program carries the world size it was traced for where shapes depend on it; a world may have
+// changed since.
+void check_world(const CallInfo& info, const CallLeaves& leaves, int world_size) {
+  for (size_t i = 0; i < leaves.count(); ++i) {
+    const int64_t in = leaves.input(i).element_count(), out = leaves.output(i).element_count();
+    const bool gathers = info.collective == Collective::kAllGather;
+    const bool scatters = info.collective == Collective::kReduceScatter;
+    const bool exchanges = info.collective == Collective::kAllToAll;
+    const ffi::AnyBuffer whole = gathers ? leaves.output(i) : leaves.input(i);
+    const int64_t ranks = gathers || scatters || exchanges
+                              ? (whole.dimensions().size() > 0 ? whole.dimensions()[0] : 0)
+                              : world_size;
+    if (ranks != world_size ||
+        out * (scatters ? world_size : 1) != in * (gathers ? world_size : 1)) {
+      throw std::runtime_error(info.label() + ": the program was traced for " +
+                               std::to_string(ranks) + " ranks, but there are " +
+                               std::to_string(world_size) + "; jit it again");
+    }
+  }
+  const int permuted = static_cast<int>(info.destinations.size());
+  const bool permutes = info.collective == Collective::kPermute;
+  if (info.root < 0 || info.root >= world_size || (permutes && permuted != world_size)) {
+    throw std::runtime_error(info.label() + ": names ranks that a world of " +
+                             std::to_string(world_size) + " doesn't have; jit it again");
+  }
+}
+
+void add_leaves(Request& request, const CallLeaves& leaves, int world_size) {
+  const CallInfo& info = *request.info;
+  const int64_t element_bytes = size_of(info.dtype);
+  const bool all_in =
+      info.collective == Collective::kReduceScatter || info.collective == Collective::kAllToAll;
+  const bool all_out =
+      info.collective == Collective::kAllGather || info.collective == Collective::kAllToAll;
+  add_blocks(request.input, leaves.count(), all_in ? world_size : 1, element_bytes,
+             [&](size_t i) { return leaves.input(i); });
+  for (size_t i = 0; i < leaves.count(); ++i) {
+    const ffi::AnyBuffer output = leaves.output(i);
+    if (output.untyped_data() == leaves.input(i).untyped_data()) continue;  // touched already
+    prefer_huge_pages(output.untyped_data(), static_cast<int64_t>(output.size_bytes()));
+  }
+  add_blocks(request.output, leaves.count(), all_out ? world_size : 1, element_bytes,
+             [&](size_t i) { return leaves.output(i); });
+  const Range message = request.message();
+  request.input.begin_at(input_range(info.collective, message, world_size, request.rank).offset);
+  request.output.begin_at(output_range(info.collective, message, world_size, request.rank).offset);
+}
+
+// What a barrier is given it passes on; XLA usually gives both the same memory.
+void pass_on(const CallLeaves& leaves) {
+  for (size_t i = 0; i < leaves.count(); ++i) {
+    const ffi::AnyBuffer from = leaves.input(i), to = leaves.output(i);
+    if (from.untyped_data() != to.untyped_data() && from.size_bytes() > 0) {
+      std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
+    }
+  }
+}
+
+CallSite::Visit visit(CallSite& site, const ffi::RunId& run_id, int device_ordinal,
+                      const CallLeaves& leaves, int partition) {
+  const bool is_barrier = site.collective() == Collective::kBarrier;
+  const DType dtype =
+      leaves.count() == 0 || is_barrier ? DType::kInt8 : dtype_of_leaf(leaves.input(0));
+  return site.visit(partition, device_ordinal, run_id.run_id, dtype, [&] {
+    std::string text;
+    for (size_t leaf = 0; leaf < leaves.count() && !is_barrier; ++leaf) {
+      text += (leaf > 0 ? " " : "") + shape_of(leaves.input(leaf), dtype);
     }
     return text;
   });
-  request.rank = rank;
+}
+
+Request make_request(CallSite& site, CallSite::Visit& visit, const ffi::RunId& run_id,
+                     const CallLeaves& leaves) {
+  Request request;
+  request.info = std::move(visit.info);
+  request.rank = visit.rank;
   request.run_id = run_id.run_id;
   request.call = site.call();
   request.copy = site.copy();
-  request.iteration = site.next_iteration(device_ordinal, request.run_id);
+  request.iteration = visit.iteration;
+  if (site.collective() == Collective::kBarrier) {
+    pass_on(leaves);
+  } else {
+    const int world_size = visit.communicator->spec().world_size();
+    check_world(*request.info, leaves, world_size);
+    add_leaves(request, leaves, world_size);
+  }
   return request;
 }
 
@@ -114,12 +167,15 @@ ffi::Future execute(CallSite* site, ffi::RunId run_id, int32_t device_ordinal,
   ffi::Future future(promise);
   try {
     const int partition = *arguments.get<ffi::AnyBuffer>(0)->typed_data<int32_t>();
-    const CallSite::Place place = site->place_of(partition);
-    auto outcome = place.communicator->submit(
-        make_request(*site, place.rank, run_id, device_ordinal, arguments, results),
-        [&]() -> Completion {
-          return [promise, device_ordinal](std::optional<Error> error) mutable {
-            Completer::of_device(device_ordinal).post([promise, error]() mutable {
+    if (site->ordered()) *(*results.get<ffi::AnyBuffer>(0))->typed_data<int32_t>() = 0;
+    const CallLeaves leaves(*site, arguments, results);
+    CallSite::Visit here = visit(*site, run_id, device_ordinal, leaves, partition);
+    auto outcome =
+        here.communicator->submit(make_request(*site, here, run_id, leaves), [&]() -> Completion {
+          // Made here, where it can be told if there is no thread for it.
+          Completer& completer = Completer::of_device(device_ordinal);
+          return [promise, &completer](std::optional<Error> error) mutable {
+            completer.post([promise, error]() mutable {
               if (error) {
                 promise.SetError(to_ffi(*error));
               } else {

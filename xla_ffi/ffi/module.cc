@@ -4,10 +4,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "xla_ffi/communicator/interrupt.h"
 #include "xla_ffi/communicator/registry.h"
-#include "xla_ffi/communicator/settings.h"
+#include "xla_ffi/core/text.h"
 #include "xla_ffi/ffi/call_site.h"
+#include "xla_ffi/ffi/error_details.h"
 #include "xla_ffi/ffi/handlers.h"
+#include "xla_ffi/ffi/module.h"
+#include "xla_ffi/ffi/module_parts.h"
+#include "xla_ffi/host/round_trip.h"
 
 namespace nb = nanobind;
 
@@ -35,15 +40,18 @@ std::shared_ptr<Communicator> get(const std::string& key) {
   return communicator;
 }
 
-std::string state_of(const Communicator& communicator) {
-  if (std::optional<Error> error = communicator.broken()) return "broken: " + error->text();
+std::string state_of(Communicator& communicator) {
+  if (std::optional<Error> error = communicator.broken_anywhere()) {
+    Registry::instance().remember(*error);  // Python may raise it
+    return "broken: " + error->text();
+  }
   return communicator.all_attached() ? "ready" : "connecting";
 }
 
 nb::dict lists() {
   nb::dict result;
   nb::list collectives, ops, dtypes, algorithms, transports, error_kinds;
-#define JR_X(enumerator, name) collectives.append(name);
+#define JR_X(enumerator, name, reduces) collectives.append(name);
   JR_FOR_EACH_COLLECTIVE(JR_X)
 #undef JR_X
 #define JR_X(enumerator, name, functor) ops.append(name);
@@ -56,6 +64,12 @@ nb::dict lists() {
     nb::dict entry;
     entry["name"] = std::string(info.name);
     entry["rank_order"] = info.rank_order;
+    nb::list served;
+#define JR_X(enumerator, name, reduces) \
+  if (serves(info.algorithm, Collective::enumerator)) served.append(name);
+    JR_FOR_EACH_COLLECTIVE(JR_X)
+#undef JR_X
+    entry["collectives"] = served;
     entry["summary"] = std::string(info.summary);
     algorithms.append(entry);
   }
@@ -86,33 +100,9 @@ bool supports_by_name(const std::string& op, const std::string& dtype) {
   return known_op && known_dtype && supports(*known_op, *known_dtype);
 }
 
-nb::dict ffi_registrations() {
-  nb::dict stages;
-  stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(jaxring_instantiate));
-  stages["execute"] = nb::capsule(reinterpret_cast<void*>(jaxring_execute));
-  nb::dict result;
-  result["jaxring_collective"] = stages;
-  return result;
-}
-
-nb::dict ffi_types() {
-  static XLA_FFI_TypeInfo type_info = xla::ffi::MakeTypeInfo<CallSite>();
-  nb::dict type;
-  type["type_id"] = nb::capsule(&CallSite::id);
-  type["type_info"] = nb::capsule(&type_info);
-  nb::dict result;
-  result["jaxring_call_site"] = type;
-  return result;
-}
-
 void set_setting(const std::string& name, double value) {
-  if (name == "timeout_s") {
-    settings().timeout_s = value;
-  } else if (name == "warn_s") {
-    settings().warn_s = value;
-  } else {
-    raise(ErrorKind::kUsageError, "'" + name + "' is not a run-time setting of the engine");
-  }
+  if (set_run_time_setting(name, value)) return;
+  raise(ErrorKind::kUsageError, "'" + name + "' is not a run-time setting of the engine");
 }
 
 std::string create_communicator(const std::string& key, std::vector<int> processes,
@@ -144,14 +134,33 @@ void segment_attach(const std::string& key, const std::string& address) {
       Segment::attach(address, communicator->process_count(), communicator->spec().world_size()));
 }
 
-void wait_ready(const std::string& key, double timeout_s) {
+// Both take one entry for each rank.
+std::string links_listen(const std::string& key, const std::vector<int>& hosts,
+                         const std::string& provider, const std::string& interface,
+                         const std::string& secret) {
+  return get(key)->listen(hosts, provider, interface, secret);
+}
+
+void links_connect(const std::string& key, const std::vector<std::string>& addresses) {
+  nb::gil_scoped_release release;
+  get(key)->connect(addresses);
+}
+
+// `waited_s`: how long the caller has waited before, for the error.
+void wait_ready(const std::string& key, double timeout_s, double waited_s) {
   nb::gil_scoped_release release;
   std::shared_ptr<Communicator> communicator = get(key);
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  Clock::time_point next_look = Clock::now() + std::chrono::milliseconds(50);
   while (!communicator->all_attached()) {
+    if (Clock::now() >= next_look) {  // Ctrl-C
+      nb::gil_scoped_acquire acquire;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      next_look = Clock::now() + std::chrono::milliseconds(50);
+    }
     if (std::optional<Error> error = communicator->broken()) raise(*error);
     if (Clock::now() >= deadline) {
-      Error error = communicator->not_attached_error(timeout_s);
+      Error error = communicator->not_attached_error(waited_s + timeout_s);
       raise(error);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -160,55 +169,28 @@ void wait_ready(const std::string& key, double timeout_s) {
 
 void fail_communicator(const std::string& key, const std::string& kind,
                        const std::string& message) {
-  Error error;
-  error.message = message;
-  bool known = false;
-#define JR_X(name)                   \
-  if (kind == #name) {               \
-    error.kind = ErrorKind::k##name; \
-    known = true;                    \
-  }
-  JR_ERROR_KINDS(JR_X)
-#undef JR_X
+  const std::optional<ErrorKind> known = error_kind_from_name(kind);
   if (!known) raise(ErrorKind::kUsageError, "'" + kind + "' is not an error kind");
+  Error error;
+  error.kind = *known;
+  error.message = on_one_line(message);
   nb::gil_scoped_release release;
   get(key)->fail(std::move(error));
 }
 
 void abort_communicator(const std::string& key, const std::string& reason) {
-  fail_communicator(key, "AbortedError", reason);
+  nb::gil_scoped_release release;
+  get(key)->abort(reason);
 }
 
-nb::list stats(bool reset) {
-  nb::list rows;
-  for (const StatsRow& row : Registry::instance().stats(reset)) {
-    nb::dict entry;
-    entry["collective"] = row.collective;
-    entry["algorithm"] = row.algorithm;
-    entry["transport"] = row.transport;
-    entry["communicator"] = row.communicator;
-    entry["operations"] = row.operations;
-    entry["bytes_sent"] = row.bytes_sent;
-    entry["bytes_received"] = row.bytes_received;
-    entry["wait_s"] = row.wait_s;
-    rows.append(entry);
+// Runs Python's handlers of the signals that have come, and gives `f` what they raise, or None.
+nb::object after_signals(nb::callable f, nb::args args) {
+  nb::object raised = nb::none();
+  if (PyErr_CheckSignals() != 0) {
+    const nb::python_error error;
+    raised = nb::borrow(error.value());
   }
-  return rows;
-}
-
-nb::object error_details(const std::string& message) {
-  const std::optional<Error> error = Registry::instance().recall(message);
-  if (!error) return nb::none();
-  nb::dict details;
-  details["kind"] = std::string(name_of(error->kind));
-  details["missing_ranks"] = error->missing_ranks;
-  details["rank"] = error->rank >= 0 ? nb::object(nb::int_(error->rank)) : nb::none();
-  details["host"] = error->host.empty() ? nb::none() : nb::object(nb::str(error->host.c_str()));
-  details["pid"] = error->pid > 0 ? nb::object(nb::int_(error->pid)) : nb::none();
-  details["call"] = error->call.empty() ? nb::none() : nb::object(nb::str(error->call.c_str()));
-  details["sequence"] = error->sequence >= 0 ? nb::object(nb::int_(error->sequence)) : nb::none();
-  details["signatures"] = error->signatures;
-  return details;
+  return f(raised, *args);
 }
 
 }  // namespace
@@ -221,15 +203,33 @@ NB_MODULE(_native, m) {
   m.def("supports", &supports_by_name, nb::arg("op"), nb::arg("dtype"),
         "Whether the op has a meaning for the dtype.");
   m.def("cpu_level", &cpu_level, "The instruction-set level of the reduction kernels in use.");
-  m.def("ffi_registrations", &ffi_registrations);
-  m.def("ffi_types", &ffi_types);
+  m.def(
+      "cache_line_round_trip_ns",
+      [] {
+        nb::gil_scoped_release release;
+        return cache_line_round_trip_ns();
+      },
+      "Nanoseconds in which two cores hand a cache line to and fro; 0 with one core.");
+  m.def("ffi_registrations", [] {
+    nb::dict all =
+        registrations_of({{"instantiate", jaxring_instantiate}, {"execute", jaxring_execute}});
+    nb::dict place;
+    place["execute"] = nb::capsule(reinterpret_cast<void*>(jaxring_place));
+    all["jaxring_place"] = place;
+    return all;
+  });
+  m.def("ffi_types", [] { return types_of<CallSite>("jaxring_call_site"); });
   m.def("set_setting", &set_setting, nb::arg("name"), nb::arg("value"));
   m.def("create_communicator", &create_communicator, nb::arg("key"), nb::arg("processes"),
         nb::arg("self_process"));
   m.def("communicator_state", &communicator_state, nb::arg("key"));
   m.def("segment_publish", &segment_publish, nb::arg("key"));
   m.def("segment_attach", &segment_attach, nb::arg("key"), nb::arg("address"));
-  m.def("wait_ready", &wait_ready, nb::arg("key"), nb::arg("timeout_s"));
+  m.def("links_listen", &links_listen, nb::arg("key"), nb::arg("hosts"), nb::arg("provider"),
+        nb::arg("interface"), nb::arg("secret"),
+        "Before the segment is there: listens for other hosts; the address for links_connect.");
+  m.def("links_connect", &links_connect, nb::arg("key"), nb::arg("addresses"));
+  m.def("wait_ready", &wait_ready, nb::arg("key"), nb::arg("timeout_s"), nb::arg("waited_s") = 0.0);
   m.def("fail_communicator", &fail_communicator, nb::arg("key"), nb::arg("kind"),
         nb::arg("message"));
   m.def("abort_communicator", &abort_communicator, nb::arg("key"), nb::arg("reason"));
@@ -240,10 +240,21 @@ NB_MODULE(_native, m) {
         Registry::instance().close(key);
       },
       nb::arg("key"));
-  m.def("close_all", [] {
-    nb::gil_scoped_release release;
-    Registry::instance().close_all();
-  });
-  m.def("stats", &stats, nb::arg("reset") = false);
+  m.def(
+      "close_all",
+      [](const std::string& reason) {
+        nb::gil_scoped_release release;
+        Registry::instance().close_all(reason);
+      },
+      nb::arg("reason") = "", "With a reason, all ranks of all communicators raise it.");
+  m.def(
+      "stats", [](bool reset) { return rows_of(Registry::instance().stats(reset), true); },
+      nb::arg("reset") = false);
+  bind_records(m);
+  bind_events(m);
+  m.def("install_interrupt_handler", &install_interrupt_handler);
+  m.def("install_dump_handler", &install_dump_handler, nb::arg("signal"));
+  m.def("after_signals", &after_signals, nb::arg("f"), nb::arg("args"));
   m.def("error_details", &error_details, nb::arg("message"));
+  bind_simulation(m);
 }

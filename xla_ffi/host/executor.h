@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -54,16 +55,24 @@ class Pipeline {
 
   // Several threads may try to advance one pipeline; one at a time does.
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  std::chrono::steady_clock::time_point ended;  // set by whoever has seen it finish
 
  private:
   bool try_slice(const Step& step, Range slice);
   bool gather(const Step& step);
-  void fold_into(const Step& step, Range slice, void* partial_destination);
+  void* kept_at(const Step& step, int64_t position);
+  void* partial_destination(const Step& step, Range slice);
+  void keep_sent(Range slice);
+  void fold_into(const Step& step, Range slice, Range part, void* destination, bool partial,
+                 bool streamed = false);
+  void fold_operands(const Step& step, const void* own, Range piece, void* destination,
+                     bool partial, bool streamed);
 
   const int rank_;
   const int channel_;
   const Arithmetic arithmetic_;
   const int64_t slice_elements_;
+  bool streamed_;  // the output is large
   const Input* input_;
   const Output* output_;
   std::vector<Step> steps_;
@@ -73,6 +82,7 @@ class Pipeline {
   std::vector<const void*> received_;
   std::vector<void*> reserved_;
   std::vector<Operand> operands_;
+  std::vector<char> kept_;  // partial results between steps, from Step::kept_origin on
   Traffic traffic_;
 };
 

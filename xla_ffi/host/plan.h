@@ -13,15 +13,16 @@ struct Step {
   Peers from;
   Peers to;
   Range range;
-  bool use_input;     // the rank's own input is an operand; what it receives is partial
-  bool write_output;  // the result is final: rounded, written to the output, and sent as such
+  Own own;
+  Into into;
+  int64_t kept_origin;  // the element that the kept results begin with
 };
 
 class PlanPrims : public Verbs<PlanPrims> {
  public:
-  void step(Peers from, Peers to, Range range, bool use_input, bool write_output) {
+  void step(Peers from, Peers to, Range range, Own own, Into into) {
     // The peers know the range too, so an empty message is simply not sent.
-    if (range.count > 0) steps_.push_back(Step{from, to, range, use_input, write_output});
+    if (range.count > 0) steps_.push_back(Step{from, to, range, own, into, window().offset});
   }
   std::vector<Step> take() { return std::move(steps_); }
 

@@ -6,6 +6,7 @@
 
 #include "xla_ffi/host/floating_point_mode.h"
 #include "xla_ffi/host/reduce_kernels_table.h"
+#include "xla_ffi/host/stream.h"
 
 namespace jaxring {
 
@@ -105,8 +106,17 @@ struct Fold {
 
   // Reads every operand's elements once, before it writes any of dst.
   void run(int64_t first, int64_t count) const {
+    run_to(advance(dst, first * size(is_wide(dst_partial))), first, count);
+  }
+  void run_streamed(int64_t first, int64_t count) const {
+    const int64_t bytes = size(is_wide(dst_partial));
+    Block block;
+    run_to(block.bytes, first, count);
+    stream_copy(advance(dst, first * bytes), block.bytes, count * bytes);
+  }
+
+  void run_to(void* out, int64_t first, int64_t count) const {
     const bool out_wide = is_wide(dst_partial);
-    void* out = advance(dst, first * size(out_wide));
     Block block;
     Elements result{};
     for (int i = 0; i < operand_count; ++i) {
@@ -147,25 +157,27 @@ const CpuLevel* cpu_levels(int* count) {
 const char* cpu_level() { return levels().list[0].name; }
 
 void fold_with(const KernelTable& kernels, DType dtype, ReduceOp op, const Operand* operands,
-               int operand_count, void* dst, bool dst_partial, int64_t count, int64_t divisor) {
+               int operand_count, void* dst, bool dst_partial, int64_t count, int64_t divisor,
+               bool streamed) {
   assert(supports(op, dtype) && operand_count >= 1 && (dst_partial || divisor >= 1));
   const StandardFloatingPoint standard_mode;
   const Fold fold{kernels, dtype, op, operands, operand_count, dst, dst_partial, divisor};
   if (fold.is_copy()) {
     if (operands[0].data != dst)
-      std::memcpy(dst, operands[0].data, count * fold.size(fold.is_wide(dst_partial)));
+      copy_bytes(dst, operands[0].data, count * fold.size(fold.is_wide(dst_partial)), streamed);
     return;
   }
   const int64_t block = kBlockBytes / static_cast<int64_t>(accumulator_size_of(dtype));
   for (int64_t first = 0; first < count; first += block) {
-    fold.run(first, std::min(block, count - first));
+    const int64_t elements = std::min(block, count - first);
+    streamed ? fold.run_streamed(first, elements) : fold.run(first, elements);
   }
 }
 
 void fold(DType dtype, ReduceOp op, const Operand* operands, int operand_count, void* dst,
-          bool dst_partial, int64_t count, int64_t divisor) {
+          bool dst_partial, int64_t count, int64_t divisor, bool streamed) {
   fold_with(*levels().list[0].kernels, dtype, op, operands, operand_count, dst, dst_partial, count,
-            divisor);
+            divisor, streamed);
 }
 
 }  // namespace jaxring

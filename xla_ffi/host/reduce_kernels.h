@@ -22,9 +22,10 @@ struct Operand {
 // One operand is a converting copy. dst may be the same address as one operand of the same element
 // size; other overlap is not allowed. Pointers need their element's alignment only. supports(op,
 // dtype) must hold; 1 <= operand_count. The result is the same on every CPU level, bit for bit but
-// for the payloads of NaNs, and whatever the calling thread's flush-to-zero flags are.
+// for the payloads of NaNs, and whatever the calling thread's flush-to-zero flags are. `streamed`
+// writes past the caches (host/stream.h).
 void fold(DType dtype, ReduceOp op, const Operand* operands, int operand_count, void* dst,
-          bool dst_partial, int64_t count, int64_t divisor);
+          bool dst_partial, int64_t count, int64_t divisor, bool streamed = false);
 
 // The instruction-set level in use: "x86-64-v4", "x86-64-v3" or "baseline".
 const char* cpu_level();

@@ -35,6 +35,7 @@ const CpuLevel* cpu_levels(int* count);
 
 // fold() with the kernels of one level.
 void fold_with(const KernelTable& kernels, DType dtype, ReduceOp op, const Operand* operands,
-               int operand_count, void* dst, bool dst_partial, int64_t count, int64_t divisor);
+               int operand_count, void* dst, bool dst_partial, int64_t count, int64_t divisor,
+               bool streamed = false);
 
 }  // namespace jaxring

@@ -3,6 +3,8 @@
 
 #include <sched.h>
 
+#include <mutex>
+
 namespace jaxring {
 
 inline void cpu_pause() {
@@ -11,6 +13,19 @@ inline void cpu_pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Holds the mutex, which others hold for some hundred nanoseconds at most: sleeping over it at
+// once, as std::mutex does, and being woken would take 8 us.
+inline std::unique_lock<std::mutex> spin_locked(std::mutex& mutex) {
+  constexpr int kSpins = 200;
+  std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+  for (int i = 0; i < kSpins && !lock.owns_lock(); ++i) {
+    cpu_pause();
+    lock.try_lock();
+  }
+  if (!lock.owns_lock()) lock.lock();
+  return lock;
 }
 
 // More pauses are no faster with a core per rank and collapse when ranks outnumber cores (facts

@@ -2,17 +2,17 @@
 // process.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <mutex>
-#include <tuple>
 
+#include "xla_ffi/transport/end_table.h"
 #include "xla_ffi/transport/transport.h"
 
 namespace jaxring {
 
 class InProcessTransport final : public FifoTransport {
  public:
+  explicit InProcessTransport(int rank_count) : fifos_(rank_count) {}
+
   Sender& sender(int from_rank, int to_rank, int channel) override {
     return fifo(from_rank, to_rank, channel).sender;
   }
@@ -22,10 +22,7 @@ class InProcessTransport final : public FifoTransport {
 
   // Forgets what is under way; for when an operation ended in the middle. Nobody may be using a
   // FIFO.
-  void reset() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    fifos_.clear();
-  }
+  void reset() { fifos_.clear(); }
 
  private:
   struct Fifo {
@@ -43,14 +40,10 @@ class InProcessTransport final : public FifoTransport {
 
   // A FIFO comes into being when a schedule first uses its pair of ranks.
   Fifo& fifo(int from_rank, int to_rank, int channel) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto& slot = fifos_[{from_rank, to_rank, channel}];
-    if (!slot) slot = std::make_unique<Fifo>();
-    return *slot;
+    return fifos_.get(from_rank, to_rank, channel, [] { return std::make_unique<Fifo>(); });
   }
 
-  std::mutex mutex_;
-  std::map<std::tuple<int, int, int>, std::unique_ptr<Fifo>> fifos_;
+  EndTable<Fifo> fifos_;
 };
 
 }  // namespace jaxring

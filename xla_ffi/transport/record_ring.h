@@ -97,30 +97,45 @@ class RecordReader {
   template <class F>
   bool poll(RecordRing ring, RecordCursor& cursor, F&& f) {
     bool any = false;
-    while (ring.stamp(position_).load(std::memory_order_seq_cst) == position_ + 1) {
-      const char* line = ring.at(position_);
-      RecordHeader header;
-      std::memcpy(&header, line + sizeof(uint64_t), sizeof header);
-      const int64_t room = ring.room_to_end(position_);
-      if (header.type == RecordWriter::kSkip) {
-        position_ += room;
-      } else {
-        // The writer is another process: a length it cannot have written must not send us astray.
-        if (record_bytes(header.payload_bytes) > room) return any;
-        f(header, line + kRecordHeaderBytes);
-        position_ += record_bytes(header.payload_bytes);
-        any = true;
-      }
-      // The cursor travels to the writer now and then, not for each record: it costs a cache miss
-      // there.
-      if (position_ - published_ >= static_cast<uint64_t>(ring.bytes() / 8)) {
-        cursor.position.store(published_ = position_, std::memory_order_release);
-      }
+    RecordHeader header;
+    while (const char* payload = peek(ring, cursor, &header)) {
+      f(header, payload);
+      release(ring, cursor, header);
+      any = true;
     }
     return any;
   }
 
+  // The oldest unread record's payload, or null; it stays until it is released.
+  const char* peek(RecordRing ring, RecordCursor& cursor, RecordHeader* header) {
+    while (ring.stamp(position_).load(std::memory_order_seq_cst) == position_ + 1) {
+      const char* line = ring.at(position_);
+      std::memcpy(header, line + sizeof(uint64_t), sizeof *header);
+      const int64_t room = ring.room_to_end(position_);
+      if (header->type != RecordWriter::kSkip) {
+        // The writer is another process: a length it cannot have written must not send us astray.
+        if (record_bytes(header->payload_bytes) > room) return nullptr;
+        return line + kRecordHeaderBytes;
+      }
+      advance(ring, cursor, room);
+    }
+    return nullptr;
+  }
+
+  void release(RecordRing ring, RecordCursor& cursor, const RecordHeader& header) {
+    advance(ring, cursor, record_bytes(header.payload_bytes));
+  }
+
  private:
+  // The cursor travels to the writer now and then, not for each record: it costs a cache miss
+  // there.
+  void advance(RecordRing ring, RecordCursor& cursor, int64_t bytes) {
+    position_ += bytes;
+    if (position_ - published_ >= static_cast<uint64_t>(ring.bytes() / 8)) {
+      cursor.position.store(published_ = position_, std::memory_order_release);
+    }
+  }
+
   uint64_t position_ = 0;
   uint64_t published_ = 0;
 };

@@ -14,9 +14,10 @@
 namespace jaxring {
 
 // X(enumerator, name, summary): the one list of transports.
-#define JR_FOR_EACH_TRANSPORT(X)                                                  \
-  X(kInProcess, "in_process", "devices of one process read each other's buffers") \
-  X(kSharedMemory, "shm", "processes of one host share an anonymous memory segment")
+#define JR_FOR_EACH_TRANSPORT(X)                                                     \
+  X(kInProcess, "in_process", "devices of one process read each other's buffers")    \
+  X(kSharedMemory, "shm", "processes of one host share an anonymous memory segment") \
+  X(kLibfabric, "libfabric", "processes of several hosts are connected by libfabric's tcp or verbs")
 
 enum class TransportKind : uint8_t {
 #define JR_X(enumerator, name, summary) enumerator,

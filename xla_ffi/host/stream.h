@@ -1,0 +1,57 @@
+// Writing past the caches: a large result is not read again soon, and a line that is written as a
+// whole need not be fetched first. Twice as fast from some MiB on (docs/performance.md).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace jaxring {
+
+// Results that are at least as large, all outputs of a process together, are streamed.
+constexpr int64_t kStreamedBytes = 8 << 20;
+
+// memcpy. Whoever hands the copy to another thread calls stream_fence() first.
+inline void stream_copy(void* dst, const void* src, int64_t bytes) {
+#if defined(__x86_64__)
+  constexpr int64_t kLine = 64;
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  const int64_t to_line = -reinterpret_cast<intptr_t>(to) & (kLine - 1);
+  const int64_t head = to_line < bytes ? to_line : bytes;
+  std::memcpy(to, from, head);
+  int64_t done = head;
+  for (; done + kLine <= bytes; done += kLine) {
+    const __m128i* source = reinterpret_cast<const __m128i*>(from + done);
+    __m128i* target = reinterpret_cast<__m128i*>(to + done);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to + done, from + done, bytes - done);
+#else
+  std::memcpy(dst, src, bytes);
+#endif
+}
+
+inline void stream_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+inline void copy_bytes(void* dst, const void* src, int64_t bytes, bool streamed) {
+  if (streamed) {
+    stream_copy(dst, src, bytes);
+  } else {
+    std::memcpy(dst, src, bytes);
+  }
+}
+
+}  // namespace jaxring
