@@ -1,224 +1,219 @@
-// The device's Prims: a thread block runs a schedule's verbs over FIFOs in raw memory. The block is
-// a template argument, CudaBlock on a GPU and host threads in tests/cpp/block_shim_test.cc, so that
-// the protocol runs under ThreadSanitizer, which sees races whose results happen to be right.
+// The device's Prims: a thread block runs a schedule's verbs over FIFOs in the arenas. The block is
+// a template argument, CudaBlock on a GPU and host threads in tests/cpp, so that the protocol runs
+// under ThreadSanitizer, which sees races whose results happen to be right.
 //
 // Unlike the host, which records steps and never blocks inside one, a block has its multiprocessor
 // to itself and waits in place; each wait ends by its deadline or by an abort.
+//
+// A schedule counts in packs of 16 bytes, so that all it cuts is aligned; a piece's last pack may
+// be short.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "xla_ffi/algorithms/prims.h"
-#include "xla_ffi/core/dtype.h"
-#include "xla_ffi/core/reduce_op.h"
+#include "xla_ffi/cuda/channel.cuh"
+#include "xla_ffi/cuda/fold.cuh"
+#include "xla_ffi/cuda/move.cuh"
 
-// Members that host and device instantiate with different blocks call functions that exist on one
-// side only.
+// Members that a schedule, which host and device share, calls from code that exists on one side.
 #if defined(__CUDACC__)
 #define JR_CALLS_EITHER_SIDE _Pragma("nv_exec_check_disable")
 #else
 #define JR_CALLS_EITHER_SIDE
 #endif
 
-namespace jaxring {
+namespace jaxring::cuda {
 
-// The most peers that one verb reads from or writes to.
-constexpr int kMaxBlockPeers = 31;
+template <class Channel>
+class BlockPrims : public Verbs<BlockPrims<Channel>> {
+  using Block = typename Channel::Block;
 
-// One end of the FIFO to or from one peer on one channel. Zero counters and `step` are an empty
-// FIFO.
-struct FifoEnd {
-  uint64_t* produced;  // slots that the sender has filled, ever
-  uint64_t* consumed;  // slots that the receiver has given back, ever
-  char* slots;
-  uint64_t step;  // slots that this end has passed; outlives the kernel, so epochs need no argument
-};
-
-struct FifoShape {
-  int64_t slot_bytes;
-  int64_t slot_count;
-};
-
-// How a waiting block learns that it should stop, and tells that it has. In memory that the host
-// can read.
-struct Control {
-  const uint64_t* abort;  // nonzero: stop
-  uint64_t* status;       // 0, or what stopped a block: stopped_status()
-  uint64_t timeout_ns;    // of each wait
-};
-
-// `rank` gave up waiting for `peer`.
-JR_HOST_DEVICE constexpr uint64_t stopped_status(int rank, int peer) {
-  return uint64_t{1} << 63 | static_cast<uint64_t>(rank) << 32 | static_cast<uint32_t>(peer);
-}
-
-// A block's shared memory: where the slots of the slice under way are; null once a wait has failed.
-struct SliceSlots {
-  const void* received[kMaxBlockPeers];
-  void* reserved[kMaxBlockPeers];
-};
-
-// What a block works on. `from` and `to` are indexed by rank.
-template <typename T>
-struct BlockWork {
-  int rank;
-  const T* input;
-  T* output;  // may be `input`
-  FifoEnd* from;
-  FifoEnd* to;
-  FifoShape fifo;
-  Control control;
-  int64_t divisor;  // of a mean
-};
-
-// T is the tensor's storage type and Functor the reduction.
-template <class Block, typename T, class Functor>
-class BlockPrims : public Verbs<BlockPrims<Block, T, Functor>> {
  public:
-  using A = AccumulatorOf<T>;
+  JR_DEVICE explicit BlockPrims(Channel& channel)
+      : channel_(channel), block_(channel.block), own_(channel.arena(channel.rank())) {}
 
-  JR_HOST_DEVICE BlockPrims(Block& block, SliceSlots& slots, const BlockWork<T>& work)
-      : block_(block), slots_(slots), work_(work) {}
-
-  // Every thread of the block calls it, as it does each verb.
+  // Every thread of the block calls it, as it does each verb. One copy serves all verbs.
   JR_CALLS_EITHER_SIDE
-  JR_HOST_DEVICE void step(Peers from, Peers to, Range range, bool use_input, bool write_output) {
-    const int64_t slice_elements = work_.fifo.slot_bytes / static_cast<int64_t>(sizeof(A));
-    for (int64_t done = 0; done < range.count && !stopped_; done += slice_elements) {
+  JR_HOST_DEVICE JR_NOINLINE void step(Peers from, Peers to, Range range, Own own, Into into) {
+    const int64_t slice_packs =
+        channel_.call.plan.arena.shape.slot_bytes / (channel_.call.plan.wide_packs * kPackBytes);
+    for (int64_t done = 0; done < range.count && !stopped_; done += slice_packs) {
       const int64_t left = range.count - done;
-      const Range slice{range.offset + done, left < slice_elements ? left : slice_elements};
-      acquire_slots(from, to);
-      block_.barrier();  // all slots are there, and every thread sees where
-      if (any_missing(from, to)) {
-        stopped_ = true;
-        return;
-      }
-      for (int64_t i = block_.thread(); i < slice.count; i += block_.thread_count()) {
-        element(from, to, slice.offset + i, i, use_input, write_output);
-      }
-      block_.barrier();  // all threads have read and written
-      release_slots(from, to);
+      run_slice(from, to, Range{range.offset + done, left < slice_packs ? left : slice_packs}, own,
+                into);
     }
   }
 
-  // A wait has failed: control.status says whose, the output is not whole, and the FIFOs hold half
-  // an operation, so that they must be reset before they are used again.
-  JR_HOST_DEVICE bool stopped() const { return stopped_; }
+  // A wait has failed: the output is not whole, and the FIFOs hold half an operation.
+  JR_DEVICE bool stopped() const { return stopped_; }
 
  private:
-  // Each end of a FIFO belongs to one thread of the block, which alone reads and writes its step.
-  JR_CALLS_EITHER_SIDE
-  JR_HOST_DEVICE bool owns(int peer, int end) const {
+  JR_DEVICE void run_slice(Peers from, Peers to, Range packs, Own own, Into into) {
+    const bool failed = !acquire_slots(from, to, own, into, packs);
+    // All slots are there, and every thread sees where.
+    if (mutated(Mutation::kFifoAcquireBarrier)) {
+      stopped_ = failed;
+    } else {
+      stopped_ = block_.any(failed);
+    }
+    if (stopped_) return;
+    apply(from, to, packs, own, into);
+    barrier(block_, Mutation::kFifoReleaseBarrier);  // all threads have read and written
+    release_slots(from, to);
+  }
+
+  // Each end of a FIFO belongs to one thread of the block, which alone uses its step.
+  JR_DEVICE bool owns(int peer, int end) const {
     return (2 * peer + end) % block_.thread_count() == block_.thread();
   }
+  JR_DEVICE uint64_t& step_of(int peer, int end) const {
+    return *own_.step(block_.index, peer, end);
+  }
 
-  JR_CALLS_EITHER_SIDE
-  JR_HOST_DEVICE void acquire_slots(Peers from, Peers to) {
+  // Operands in rank order, own included; destinations with the rank's own first.
+  JR_DEVICE bool acquire_slots(Peers from, Peers to, Own own, Into into, Range packs) {
+    const char* own_operand = own_source(own, packs);
+    if (own_operand != nullptr && block_.thread() == 0) {
+      channel_.shared.operands[operands_before_own(from)] = own_operand;
+    }
+    bool there = true;
     for (int i = 0; i < from.count(); ++i) {
       if (!owns(from[i], 0)) continue;
-      const FifoEnd& end = work_.from[from[i]];
-      slots_.received[i] = wait(end.produced, end.step + 1, from[i]) ? slot(end) : nullptr;
+      const uint64_t step = step_of(from[i], 0);
+      there = there && wait_until(block_, channel_.call, own_.produced(block_.index, from[i]),
+                                  step + 1, from[i], Mutation::kFifoProducedAcquire);
+      const bool after_own = own_operand != nullptr && from[i] > channel_.rank();
+      channel_.shared.operands[i + (after_own ? 1 : 0)] = own_.slot(block_.index, from[i], step);
     }
+    char* own_result = own_destination(into, packs);
+    if (own_result != nullptr && block_.thread() == 0) {
+      channel_.shared.destinations[0] = own_result;
+    }
+    const uint64_t room = channel_.call.plan.arena.shape.slot_count + mutated(Mutation::kFifoRoom);
     for (int i = 0; i < to.count(); ++i) {
       if (!owns(to[i], 1)) continue;
-      const FifoEnd& end = work_.to[to[i]];
-      const uint64_t slot_count = work_.fifo.slot_count;
-      const uint64_t freed = end.step < slot_count ? 0 : end.step - slot_count + 1;
-      slots_.reserved[i] = wait(end.consumed, freed, to[i]) ? slot(end) : nullptr;
+      const uint64_t step = step_of(to[i], 1);
+      const uint64_t freed = step < room ? 0 : step - room + 1;
+      there = there && wait_until(block_, channel_.call, own_.consumed(block_.index, to[i]), freed,
+                                  to[i], Mutation::kFifoConsumedAcquire);
+      channel_.shared.destinations[i + (own_result != nullptr ? 1 : 0)] =
+          channel_.arena(to[i]).slot(block_.index, channel_.rank(), step);
     }
+    return there;
   }
 
-  JR_CALLS_EITHER_SIDE
-  JR_HOST_DEVICE void release_slots(Peers from, Peers to) {
+  JR_DEVICE void release_slots(Peers from, Peers to) {
     for (int i = 0; i < to.count(); ++i) {
-      FifoEnd& end = work_.to[to[i]];
-      if (owns(to[i], 1)) block_.store_release(end.produced, ++end.step);
+      if (!owns(to[i], 1)) continue;
+      const uint64_t produced = ++step_of(to[i], 1);
+      store_release(block_, channel_.arena(to[i]).produced(block_.index, channel_.rank()), produced,
+                    Mutation::kFifoProducedRelease);
     }
     for (int i = 0; i < from.count(); ++i) {
-      FifoEnd& end = work_.from[from[i]];
-      if (owns(from[i], 0)) block_.store_release(end.consumed, ++end.step);
+      if (!owns(from[i], 0)) continue;
+      const uint64_t consumed = ++step_of(from[i], 0);
+      store_release(block_, channel_.arena(from[i]).consumed(block_.index, channel_.rank()),
+                    consumed, Mutation::kFifoConsumedRelease);
     }
   }
 
-  JR_HOST_DEVICE char* slot(const FifoEnd& end) const {
-    return end.slots +
-           static_cast<int64_t>(end.step % work_.fifo.slot_count) * work_.fifo.slot_bytes;
-  }
-
-  // Until *counter reaches `target`; false at the deadline or when aborted. The clock and the abort
-  // word, which may be far away, are looked at once in a while.
-  JR_CALLS_EITHER_SIDE
-  JR_HOST_DEVICE bool wait(const uint64_t* counter, uint64_t target, int peer) {
-    constexpr int kPollsPerCheck = 256;
-    const uint64_t start_ns = block_.now_ns();
-    for (int polls = 1; block_.load_acquire(counter) < target; ++polls) {
-      block_.pause();
-      if (polls % kPollsPerCheck != 0) continue;
-      if (block_.now_ns() - start_ns > work_.control.timeout_ns ||
-          block_.load_acquire(work_.control.abort) != 0) {
-        // The first to give up is nearest to the cause; those that wait for it follow.
-        if (block_.load_acquire(work_.control.status) == 0) {
-          block_.store_release(work_.control.status, stopped_status(work_.rank, peer));
-        }
-        return false;
+  // The generic step for one slice: operands -> output or kept, and peers.
+  JR_DEVICE void apply(Peers from, Peers to, Range packs, Own own, Into into) {
+    const Range bytes = bytes_of(packs);
+    const bool own_operand = own != Own::kNothing;
+    const int operand_count = from.count() + (own_operand ? 1 : 0);
+    const bool own_result = into == Into::kOutput || into == Into::kKept;
+    const int destination_count = to.count() + (own_result ? 1 : 0);
+    char* const* destinations = channel_.shared.destinations;
+    if (operand_count == 0) return fill(block_, destinations[0], 0, bytes.count);
+    // What only travels is copied: a conversion there and back could change the bits of a NaN.
+    const bool moves = !own_operand || (is_final(into) && from.count() == 0 && own != Own::kKept);
+    if (moves) {
+      if (from.count() == 0 && destination_count == 1 &&
+          channel_.shared.operands[0] == destinations[0]) {
+        return;  // in place
       }
+      return move(block_, channel_.shared.operands[0], destinations, destination_count,
+                  bytes.count);
     }
-    return true;
+    uint32_t wide = ~0u;  // what comes from peers is partial
+    if (own != Own::kKept) wide &= ~(1u << operands_before_own(from));
+    const Plan& plan = channel_.call.plan;
+    const Fold fold{channel_.shared.operands, destinations, operand_count, destination_count, wide,
+                    !is_final(into),          plan.op,      plan.divisor};
+    Channel::Types::fold(block_, plan, fold, bytes.count);
   }
 
-  JR_HOST_DEVICE bool any_missing(Peers from, Peers to) const {
-    bool missing = false;
-    for (int i = 0; i < from.count(); ++i) missing |= slots_.received[i] == nullptr;
-    for (int i = 0; i < to.count(); ++i) missing |= slots_.reserved[i] == nullptr;
-    return missing;
+  JR_DEVICE int operands_before_own(Peers from) const {
+    int before = 0;
+    while (before < from.count() && from[before] < channel_.rank()) ++before;
+    return before;
   }
 
-  // The generic step for one element, `position` of the message and `i` of the slice: operands in
-  // rank order -> output and peers.
-  JR_HOST_DEVICE void element(Peers from, Peers to, int64_t position, int64_t i, bool use_input,
-                              bool write_output) const {
-    if (!use_input) {  // a final value that travels on
-      const T value = static_cast<const T*>(slots_.received[0])[i];
-      work_.output[position] = value;
-      for (int p = 0; p < to.count(); ++p) static_cast<T*>(slots_.reserved[p])[i] = value;
-      return;
+  JR_DEVICE const char* own_source(Own own, Range packs) const {
+    switch (own) {
+      case Own::kInput:
+      case Own::kInputs:  // of the direct schedules, which the device has in other forms
+        return channel_.input(piece_of_pack(packs.offset), bytes_of(packs).offset);
+      case Own::kOutput:
+        return channel_.output(piece_of_pack(packs.offset), bytes_of(packs).offset);
+      case Own::kKept:
+        return kept(packs);
+      case Own::kNothing:
+        break;
     }
-    const A sum = reduced(from, i, static_cast<A>(work_.input[position]));
-    if (!write_output) {
-      for (int p = 0; p < to.count(); ++p) static_cast<A*>(slots_.reserved[p])[i] = sum;
-      return;
+    return nullptr;
+  }
+  JR_DEVICE char* own_destination(Into into, Range packs) const {
+    if (into == Into::kOutput) {
+      return channel_.output(piece_of_pack(packs.offset), bytes_of(packs).offset);
     }
-    const T value = finished(sum);
-    work_.output[position] = value;
-    for (int p = 0; p < to.count(); ++p) static_cast<T*>(slots_.reserved[p])[i] = value;
+    return into == Into::kKept ? kept(packs) : nullptr;
+  }
+  JR_DEVICE char* kept(Range packs) const {
+    const int64_t at = packs.offset - this->window().offset;
+    return own_.kept(block_.index) + at * channel_.call.plan.wide_packs * kPackBytes;
   }
 
-  JR_HOST_DEVICE A reduced(Peers from, int64_t i, A own) const {
-    const int count = from.count();
-    if (count == 0) return own;
-    // Peers ascend, so the own term goes in before the first that is greater.
-    bool own_pending = work_.rank > from[0];
-    A sum = own_pending ? static_cast<const A*>(slots_.received[0])[i] : own;
-    for (int p = own_pending ? 1 : 0; p < count; ++p) {
-      if (own_pending && from[p] > work_.rank) {
-        sum = Functor()(sum, own);
-        own_pending = false;
-      }
-      sum = Functor()(sum, static_cast<const A*>(slots_.received[p])[i]);
-    }
-    return own_pending ? Functor()(sum, own) : sum;
+  // The schedule's message is this block's parts of all pieces, one after the other.
+  JR_DEVICE int piece_of_pack(int64_t pack) const {
+    const int64_t packs = channel_.part().count;
+    return packs == 0 ? 0 : static_cast<int>(pack / packs);
+  }
+  JR_DEVICE Range bytes_of(Range packs) const {
+    const Range part = channel_.part();
+    const int64_t within = packs.offset - piece_of_pack(packs.offset) * part.count;
+    return channel_.bytes_of(Range{part.offset + within, packs.count});
   }
 
-  JR_HOST_DEVICE T finished(A sum) const {
-    if constexpr (std::is_same_v<Functor, Mean>) sum = divide(sum, work_.divisor);
-    return static_cast<T>(sum);
-  }
-
+  Channel& channel_;
   Block& block_;
-  SliceSlots& slots_;
-  const BlockWork<T> work_;
+  const Arena own_;
   bool stopped_ = false;
 };
 
-}  // namespace jaxring
+// One kernel serves what reduces and another what only moves.
+template <class Types>
+struct DeviceSchedules {
+  static constexpr bool reducing = Types::reduces, moving = !Types::reduces, direct = false;
+  static constexpr bool levels = false;
+};
+
+// Runs the plan's schedule; false if a wait failed.
+template <class Channel>
+JR_DEVICE JR_NOINLINE bool run_schedule(Channel& channel) {
+  const Plan& plan = channel.call.plan;
+  const bool pieces = operand_in_pieces(plan.collective) || result_in_pieces(plan.collective);
+  const int64_t chunk_packs = chunk_bytes_of(plan.arena.shape) / (plan.wide_packs * kPackBytes);
+  const World world{channel.rank(), channel.world_size(), chunk_packs};
+  const Work work{plan.collective,
+                  Range{0, channel.part().count * (pieces ? channel.world_size() : 1)}, plan.root,
+                  channel.call.destination, channel.call.source};
+  BlockPrims<Channel> prims(channel);
+  jaxring::run_schedule<DeviceSchedules<typename Channel::Types>>(plan.algorithm, channel.channel(),
+                                                                  prims, world, work);
+  return !prims.stopped();
+}
+
+}  // namespace jaxring::cuda

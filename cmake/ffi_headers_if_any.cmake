@@ -1,0 +1,23 @@
+# For the C++ tests, which have to build without Python too: JAXRING_ANY_FFI_INCLUDE_DIR, headers of at most minor version 3
+# (see ffi_headers.cmake), and JAXRING_NEWER_FFI_INCLUDE_DIR, those of the installed jaxlib. Both may be empty.
+if(DEFINED Python_EXECUTABLE)
+  set(JAXRING_ANY_PYTHON ${Python_EXECUTABLE})
+else()
+  find_program(JAXRING_ANY_PYTHON NAMES python3 python)
+endif()
+execute_process(COMMAND ${JAXRING_ANY_PYTHON} -c "import os, jaxlib; print(os.path.join(os.path.dirname(jaxlib.__file__), 'include'))"
+  OUTPUT_VARIABLE JAXRING_NEWER_FFI_INCLUDE_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+if(failed)
+  set(JAXRING_NEWER_FFI_INCLUDE_DIR "")
+endif()
+set(JAXRING_ANY_FFI_INCLUDE_DIR "${JAXRING_FFI_INCLUDE_DIR}")
+if(NOT JAXRING_ANY_FFI_INCLUDE_DIR)
+  set(JAXRING_ANY_FFI_INCLUDE_DIR "${JAXRING_NEWER_FFI_INCLUDE_DIR}")
+endif()
+if(JAXRING_ANY_FFI_INCLUDE_DIR)
+  file(STRINGS ${JAXRING_ANY_FFI_INCLUDE_DIR}/xla/ffi/api/c_api.h minor_line REGEX "#define XLA_FFI_API_MINOR")
+  string(REGEX REPLACE ".*XLA_FFI_API_MINOR +([0-9]+).*" "\\1" ffi_minor "${minor_line}")
+  if(NOT ffi_minor MATCHES "^[0-9]+$" OR ffi_minor GREATER 3)
+    set(JAXRING_ANY_FFI_INCLUDE_DIR "")
+  endif()
+endif()
