@@ -5,20 +5,23 @@ which everything else stands: each rank tells who and where it is, and all get t
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import secrets
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
 from typing import Any
 
 import jax
 
 from jaxring import errors
 from jaxring._src import rendezvous
-from jaxring._src.placement import Placement, discover, multi_host
+from jaxring._src.exchange import exchange
+from jaxring._src.placement import Placement, discover
 from jaxring._src.store import (
+    HANDSHAKE_S,
     JaxStore,
     KeyValueStore,
     StoreServer,
@@ -36,12 +39,16 @@ __all__ = [
     "exchange",
     "host_identity",
     "initialize_jax_distributed",
-    "require_one_host",
+    "tell_left",
+    "world_group",
 ]
+
+WORLDS_KEY = "init/worlds"
 
 # Server and secret live as long as the process, so that a later world of the same job finds them.
 _servers: dict[Placement, StoreServer] = {}
-_stores: dict[Placement, KeyValueStore] = {}
+_stores: dict[Placement, TcpStore] = {}
+_worlds_over: Counter[KeyValueStore] = Counter()  # as far as this process knows
 
 
 def connect(placement: Placement, timeout_s: float) -> KeyValueStore:
@@ -53,10 +60,33 @@ def connect(placement: Placement, timeout_s: float) -> KeyValueStore:
     """
     if placement.source == "jax.distributed":
         return JaxStore()
-    if placement not in _stores:
-        serves = placement.rank == 0 and not placement.served
-        _stores[placement] = _serve(placement) if serves else _find(placement, timeout_s)
-    return _stores[placement]
+    store = _stores.get(placement)
+    if store is None and placement.source == "arguments":
+        _drop_stores_of_arguments(placement.coordinator)
+    if placement.rank == 0 and not placement.served:
+        store = store or _serve(placement)
+        if placement.secret is None:  # for each world anew: a replaced rank has not seen it yet
+            rendezvous.write(_file_name(placement), store.address, store.job_secret)
+    elif store is None or not _answers(store):  # rank 0 may be another process now
+        store = _find(placement, timeout_s)
+    _stores[placement] = store
+    return store
+
+
+def _answers(store: TcpStore) -> bool:
+    try:
+        store.ping(HANDSHAKE_S)
+    except (OSError, EOFError, AuthenticationError):
+        return False
+    return True
+
+
+def _drop_stores_of_arguments(but: str | None) -> None:
+    """A process that goes from world to world with a new coordinator each time keeps one only."""
+    for old in [p for p in _stores if p.source == "arguments" and p.coordinator != but]:
+        _worlds_over.pop(_stores.pop(old), None)
+        if (server := _servers.pop(old, None)) is not None:
+            server.close()
 
 
 def _find(placement: Placement, timeout_s: float) -> TcpStore:
@@ -80,8 +110,6 @@ def _serve(placement: Placement) -> TcpStore:
             f"({os.strerror(e.errno or 0)}); give an address of its host and a free port"
         ) from None
     _servers[placement] = server
-    if placement.secret is None:
-        rendezvous.write(_file_name(placement), server.address, secret)
     return TcpStore(server.address, secret)
 
 
@@ -106,71 +134,52 @@ def host_identity() -> dict[str, Any]:
     }
 
 
-def exchange(
-    store: KeyValueStore,
-    prefix: str,
-    members: Sequence[int],
-    me: int,
-    mine: Mapping[str, Any],
-    timeout_s: float,
-) -> dict[int, dict[str, Any]]:
-    """Gathers one small JSON object from each member; all get the same table, by member.
+@contextlib.contextmanager
+def world_group(store: KeyValueStore | None, rank: int) -> Iterator[str]:
+    """The group in which the store's next world joins: "init/3" is its fourth.
 
-    Raises:
-      TimeoutError: not all came in time; `missing_ranks` names them.
-      UsageError: another process has come as this member.
+    The store counts: a process that replaces a dead rank has met none of the worlds that the others
+    have been in. A world is over for newcomers once it has formed, or has lost a rank; after a
+    deadline its ranks may go on waiting, and who is refused leaves it to the others.
     """
-    deadline = time.monotonic() + timeout_s
-    store.set(f"{prefix}/member/{me}", json.dumps(dict(mine)))
+    if store is None:
+        yield "init/0"
+        return
+    number = max(_worlds_over[store], _told_over(store))
     try:
-        if me == members[0]:
-            rows = {}
-            for member in members:
-                left_s = max(0.0, deadline - time.monotonic())
-                rows[member] = json.loads(store.get(f"{prefix}/member/{member}", left_s))
-            store.set(f"{prefix}/table", json.dumps(rows))
-        else:
-            rows = json.loads(store.get(f"{prefix}/table", timeout_s))
+        yield f"init/{number}"
+    except errors.PeerError:
+        _worlds_over[store] = number + 1
+        _tell_over(store, number + 1)
+        raise
+    _worlds_over[store] = number + 1
+    if rank == 0:  # the others know; they need no store any more
+        _tell_over(store, number + 1)
+
+
+def _told_over(store: KeyValueStore) -> int:
+    try:
+        return int(store.get(WORLDS_KEY, 0.0))
     except TimeoutError:
-        raise _missing(store, prefix, members, timeout_s) from None
-    table = {int(m): row for m, row in rows.items()}
-    if table[me] != dict(mine):
-        raise errors.UsageError(
-            f"rank {me} is taken: process {table[me].get('pid')} came as rank {me} before process "
-            f"{os.getpid()}; each rank is one process that calls init once"
-        )
-    return table
+        return 0
 
 
-def _missing(
-    store: KeyValueStore, prefix: str, members: Sequence[int], timeout_s: float
-) -> errors.TimeoutError:
-    missing = []
-    for member in members:
-        try:
-            store.get(f"{prefix}/member/{member}", 0.0)
-        except TimeoutError:
-            missing.append(member)
-    who = (
-        f"ranks {missing} of {len(members)} have not come"
-        if missing
-        else f"rank {members[0]} did not answer"
-    )
-    return errors.TimeoutError(
-        f"init: {who} within {timeout_s:.3g} s; check that they run and reach jaxring.init(), or "
-        "raise timeout_s",
-        missing_ranks=missing or [members[0]],
-    )
+def _tell_over(store: KeyValueStore, count: int) -> None:
+    with contextlib.suppress(errors.PeerError):  # the store has gone, and with it the need to tell
+        if _told_over(store) < count:
+            store.set(WORLDS_KEY, str(count))
 
 
-def require_one_host(table: Mapping[int, Mapping[str, Any]]) -> None:
-    """UsageError unless all rows of an `exchange` of host_identity() lie on one host."""
-    if len({row["id"] for row in table.values()}) > 1:
-        names = sorted({str(row["host"]) for row in table.values()})
-        raise errors.UsageError(
-            f"ranks are on different hosts or in different containers ({', '.join(names)}): "
-            f"{multi_host(len(table))}"
-        )
+def tell_left(store: TcpStore, rank: int, pid: int) -> None:
+    """By the launcher: this rank's process has ended with exit code 0. Where it has joined no world
+    of the others, they need not wait for it until their deadline."""
+    number = _told_over(store)
+    for world in range(number + 1):
+        with contextlib.suppress(TimeoutError):
+            store.get(f"init/{world}/member/{rank}", 0.0)
+            return
+    how = "ended with exit code 0 without a call of jaxring.init(), which every rank must make"
+    store.lose(f"init/{number}", rank, pid, how)
 
 
 def initialize_jax_distributed() -> None:

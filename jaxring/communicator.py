@@ -1,28 +1,23 @@
-"""Communicators: who takes part in a collective, and how its processes are joined natively.
-
-`init` gives the world of processes, `Communicator.split` its subsets. `ensure_mesh` serves mesh
-axes: it makes the communicators of a call's groups while the call is lowered, and joins their
-processes in the background."""
+"""Communicators: who takes part in a collective. `jaxring.init` gives the world of processes
+(jaxring/_src/world.py), `Communicator.split` its subsets; jaxring/_src/joining.py joins them
+natively. The communicators of mesh axes are made by jaxring/_src/mesh_connections.py."""
 
 from __future__ import annotations
 
-import atexit
-import logging
-import threading
-import time
+import os
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 
 from jaxring import _native, bootstrap, errors
-from jaxring._src import rendezvous
-from jaxring._src.mesh_connections import connect_in_background
+from jaxring._src import cuda, joining
+from jaxring._src import members as places
 from jaxring._src.sharding import share_of
 from jaxring.config import config
 
-__all__ = ["Communicator", "ensure_mesh", "init", "stats"]
+__all__ = ["Communicator"]
 
 T = TypeVar("T")
 
@@ -52,22 +47,49 @@ class Communicator:
         """For init and split. `members`: bootstrap.host_identity by number in the world, in rank
         order."""
         self.key = key
+        self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self._when_closed: Callable[[Communicator], None] | None = None  # a world's
+        self._set_members(members, me, store, "")
+        _by_key[key] = self
+
+    def _set_members(
+        self,
+        members: Mapping[int, Mapping[str, Any]],
+        me: int,
+        store: bootstrap.KeyValueStore | None,
+        epoch: str,
+    ) -> None:
+        """Its ranks, for the first time or others than before; `epoch` tells in the store."""
         self._members = dict(members)
         self._me = me
         self._store = store
-        self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self._epoch = epoch
         self._splits = 0
         self._closed = False
         numbers = list(members)
         here = [n for n in numbers if members[n]["id"] == members[me]["id"]]
         self.rank, self.world_size = numbers.index(me), len(numbers)
         self.local_rank, self.local_world_size = here.index(me), len(here)
+        places.note(self.key, list(members.values()))
         names = {row["id"]: str(row["host"]) for row in members.values()}  # in order of first rank
         self.hosts = tuple(names.values())
 
+    def _join(self, timeout_s: float, group: str) -> None:
+        """Waits until all ranks, who are present in `group` of the store, have joined it."""
+        joining.join(_native, self._store, self.key, self._members, self._me, timeout_s, group)
+
+    def place(self) -> tuple[list[int], int, bootstrap.KeyValueStore | None]:
+        """(numbers of the processes in rank order, this one's, the store they share); internal."""
+        return list(self._members), self._me, self._store
+
+    def state(self) -> str:
+        """ "missing", "connecting", "ready" or "broken: …"; internal."""
+        return _native.communicator_state(self.key)
+
     def axis_index(self) -> jax.Array:
-        """This process's rank as an int32 scalar, for use in traced code."""
-        return jax.numpy.int32(self.rank)
+        """This process's rank as an int32 scalar that a program reads when it runs: it is right
+        after elastic training has lost or won ranks, too."""
+        return _extensions["axis_index"](self)
 
     def split(self, color: int | str | None, key: int = 0) -> Communicator | None:
         """The communicator of all ranks that give the same `color`, ordered by `key`, then by rank
@@ -89,19 +111,33 @@ class Communicator:
         self._require_open("split")
         self._splits += 1
         name = f"{self.key}/{self._splits}"
-        table = {self._me: {"color": color, "key": key}}
-        if self._store is not None:
-            table = bootstrap.exchange(
-                self._store, name, list(self._members), self._me, table[self._me], config.timeout_s
-            )
-        if color is None:
-            return None
-        mine = [n for n in self._members if table[n]["color"] == color]
-        mine.sort(key=lambda n: table[n]["key"])  # stable: then by rank
-        child = Communicator(
-            f"{name}.{color}", {n: self._members[n] for n in mine}, self._me, self._store
-        )
-        child._connect(config.timeout_s)
+        group = name + self._epoch  # what was told in an earlier epoch is not meant
+        me, members, timeout_s = self._me, list(self._members), config.timeout_s
+        table: dict[int, dict[str, Any]] = {me: {"color": color, "key": key}}
+        with (
+            joining.naming_the_dead(self._members),
+            joining.present(self._store, group, me),
+        ):
+            if self._store is not None:
+                table = bootstrap.exchange(
+                    self._store,
+                    group,
+                    members,
+                    me,
+                    table[me],
+                    timeout_s,
+                    lambda: joining.require_alive(self._members),
+                    known=self._members,
+                )
+            if color is None:
+                return None
+            chosen = [n for n in members if table[n]["color"] == color]
+            chosen.sort(key=lambda n: table[n]["key"])  # stable: then by rank
+            rows = {n: self._members[n] for n in chosen}
+            # Quoted where it is a string: 1 is another color than "1", and "a/1.b" no path.
+            child = Communicator(f"{name}.{color!r}", rows, me, self._store)
+            child._epoch = self._epoch
+            child._join(timeout_s, group)
         self._children.add(child)
         return child
 
@@ -116,65 +152,78 @@ class Communicator:
         """
         return share_of(dataset, self.rank, self.world_size)
 
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """`root`'s object, on every rank; every rank must call it, outside traced code.
+
+        Args:
+          obj: anything that can be pickled; what other ranks than `root` give is not looked at.
+
+        Example: ``config = comm.broadcast_object(config if comm.rank == 0 else None)``
+        """
+        self._require_open("broadcast_object")
+        return _extensions["broadcast_object"](self, obj, root)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """All ranks' objects, in rank order; every rank must call it, outside traced code."""
+        self._require_open("all_gather_object")
+        return _extensions["all_gather_object"](self, obj)
+
+    def all_gather_uneven(self, array: Any) -> jax.Array:
+        """All ranks' arrays in rank order, joined along the first dimension, which may differ.
+
+        Every rank must call it, outside traced code, with the same dtype and other dimensions.
+        Raises MismatchError where they differ, UsageError for a scalar.
+        """
+        self._require_open("all_gather_uneven")
+        return _extensions["all_gather_uneven"](self, array)
+
     def abort(self, reason: str) -> None:
         """Makes pending and later operations raise AbortedError with `reason` on every rank."""
+        # As an exception's text may hold: a file's name that is not UTF-8 comes as surrogates.
+        text = str(reason or "").encode(errors="backslashreplace").decode()
+        text = text if text.strip() else "no reason given"  # as of an exception without a message
+        cuda.fail(self.key, "AbortedError", text)
         with errors.typed():
-            _native.abort_communicator(self.key, reason)
+            _native.abort_communicator(self.key, text)
 
     def close(self) -> None:
         """Releases what it holds, and the communicators split from it. Calling it again does
         nothing."""
-        global _world
         if self._closed:
             return
         self._closed = True
         for child in list(self._children):
             child.close()
-        with _world_lock:
-            if _world is self:
-                _world = None
-        _joined.discard(self.key)
-        with errors.typed():
-            _native.close_communicator(self.key)
-
-    def _connect(self, timeout_s: float) -> None:
-        """Joins the processes natively; may be called again after a TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        with errors.typed():
-            state = _native.create_communicator(self.key, list(self._members), self._me)
-            if state == "connecting" and self.key not in _joined:
-                self._join(self._store, timeout_s)
-                _joined.add(self.key)
-            _native.wait_ready(self.key, max(0.001, deadline - time.monotonic()))
-
-    def _join(self, store: bootstrap.KeyValueStore | None, timeout_s: float) -> None:
-        assert store is not None
-        if self.rank == 0:
-            store.set(f"{self.key}/segment", _native.segment_publish(self.key))
-            return
-        try:
-            address = store.get(f"{self.key}/segment", timeout_s)
-        except TimeoutError:
-            raise errors.TimeoutError(
-                f"{self.key}: rank 0 did not open its shared memory within {timeout_s:.3g} s; see "
-                "what it printed",
-                missing_ranks=[0],
-            ) from None
-        _native.segment_attach(self.key, address)
+        if self._when_closed is not None:
+            self._when_closed(self)
+        cuda.close(self.key)
+        joining.close(_native, self.key)
 
     def _require_open(self, call: str) -> None:
+        """Where one is closed, forked or broken, before others are waited for."""
         if self._closed:
             raise errors.UsageError(
                 f"{call}: {self!r} is closed; call jaxring.init() for a new world"
             )
+        if os.getpid() != self._members[self._me]["pid"]:
+            raise errors.UsageError(
+                f"{call}: process {os.getpid()} was forked from one that uses jaxring and has no "
+                "place among the ranks; start processes with spawn or forkserver"
+            )
+        with errors.typed():
+            state = _native.communicator_state(self.key)
+            if state.startswith("broken: "):
+                raise RuntimeError(state)
 
     def __enter__(self) -> Communicator:
         return self
 
     def __exit__(self, kind: object, exception: BaseException | None, trace: object) -> None:
-        if exception is not None and not self._closed:
+        # sys.exit(main(comm)) is how a program ends that has made all its calls.
+        done = isinstance(exception, SystemExit) and exception.code in (None, 0)
+        if exception is not None and not done and not self._closed:
             # The others may be waiting for this rank, which won't come any more.
-            self.abort(f"rank {self.rank} left with {type(exception).__name__}: {exception}")
+            self.abort(f"rank {self.rank} left with {errors.said(exception)}")
         self.close()
 
     def __eq__(self, other: object) -> bool:
@@ -190,103 +239,21 @@ class Communicator:
         return f"<Communicator {self.key!r}: rank {self.rank} of {self.world_size}>"
 
 
-_world: Communicator | None = None
-_world_lock = threading.RLock()
-_joined: set[str] = set()  # a second segment would replace the one that the others were told of
-_worlds_begun = 0  # ranks open and close worlds alike, so this names the same world on all of them
+# Methods that need the collectives, which need this module: jaxring/_src/objects.py gives them.
+_extensions: dict[str, Callable[..., Any]] = {}
 
 
-def init(
-    rank: int | None = None,
-    world_size: int | None = None,
-    coordinator: str | None = None,
-    timeout_s: float | None = None,
-) -> Communicator:
-    """Joins this process's world, or returns the one that it has joined.
-
-    Without arguments, rank and world size come from `jaxring run`, an initialised
-    `jax.distributed`, Slurm, Open MPI or PMI, in this order; with none of them it is a world of
-    one.
-
-    Args:
-      rank, world_size: this process's place; they go together.
-      coordinator: "host:port" at which rank 0 listens and the others look; needed with world_size >
-        1.
-      timeout_s: how long to wait for the other ranks, in seconds; by default the setting
-        `timeout_s`.
-
-    Raises:
-      UsageError: the place is incomplete, taken, or on another host.
-      TimeoutError: ranks have not come in time; `missing_ranks` names them. Calling init again goes
-        on waiting.
-    """
-    global _world, _worlds_begun
-    timeout_s = config.timeout_s if timeout_s is None else timeout_s
-    deadline = time.monotonic() + timeout_s
-    with _world_lock:
-        if _world is not None:
-            if (rank, world_size) not in ((None, None), (_world.rank, _world.world_size)):
-                raise errors.UsageError(
-                    f"init: this process is rank {_world.rank} of {_world.world_size} already; "
-                    f"close() that world before it becomes rank {rank} of {world_size}"
-                )
-            return _world
-        placement = bootstrap.discover(rank, world_size, coordinator)
-        key = "world" if _worlds_begun == 0 else f"world#{_worlds_begun + 1}"
-        me, members, store = placement.rank, range(placement.world_size), None
-        table = {me: bootstrap.host_identity()}
-        if placement.world_size > 1:
-            store = bootstrap.connect(placement, timeout_s)
-            left_s = max(0.001, deadline - time.monotonic())
-            table = bootstrap.exchange(store, key, members, me, table[me], left_s)
-            bootstrap.require_one_host(table)
-        world = Communicator(key, {n: table[n] for n in members}, me, store)
-        world._connect(max(0.001, deadline - time.monotonic()))
-        rendezvous.remove_all()
-        _worlds_begun += 1
-        _world = world
-        return world
+_by_key: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
 
 
-def ensure_mesh(groups: Sequence[Sequence[int]], process_of: Mapping[int, int]) -> None:
-    """Makes the communicators of those groups that have a device of this process; called while
-    lowering.
-
-    It never blocks: processes are joined in the background, and the first execution waits for that,
-    natively.
-
-    Args:
-      groups: global device ids, in the order of their ranks.
-      process_of: the process of each device.
-    """
-    me = jax.process_index()
-    for group in groups:
-        processes = [process_of[device] for device in group]
-        if me not in processes:
-            continue
-        key = "mesh:" + ",".join(map(str, group))
-        with errors.typed():
-            state = _native.create_communicator(key, processes, me)
-        if state == "connecting":
-            connect_in_background(_native, key, processes, me)
+def find(key: str) -> Communicator:
+    """The communicator of this name, of which a traced call keeps the name only."""
+    found = _by_key.get(key)
+    if found is None:
+        raise errors.UsageError(f"communicator {key} is closed; make a new one with jaxring.init()")
+    return found
 
 
-def stats(reset: bool = False) -> list[dict[str, Any]]:
-    """What the engine has done in this process, one dict for each kind of operation.
-
-    Args:
-      reset: begin counting anew.
-
-    Returns: Dicts with the keys collective, algorithm, transport, communicator, operations,
-      bytes_sent, bytes_received (of all ranks in this process) and wait_s (seconds spent waiting
-      for peers).
-    """
-    return _native.stats(reset)
-
-
-# Before JAX's own: a script may end right after it has launched its last step.
-atexit.register(_native.close_all)
-errors.add_details_source(cast(Any, _native.error_details))
-config.subscribe("timeout_s", lambda value: _native.set_setting("timeout_s", value))
-config.subscribe("warn_s", lambda value: _native.set_setting("warn_s", value))
-config.subscribe("log_level", lambda value: logging.getLogger("jaxring").setLevel(value.upper()))
+def extend(**functions: Callable[..., Any]) -> None:
+    """Gives the functions behind the methods of these names."""
+    _extensions.update(functions)

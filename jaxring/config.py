@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxring._src import settings as _rules
+from jaxring._src.native_facts import algorithm_names
 from jaxring._src.settings import Setting
 from jaxring.errors import UsageError
 
@@ -54,12 +55,43 @@ class Config:
         f"one of {', '.join(_LEVELS)}",
         "Level of the logger named jaxring.",
     )
+    flight_dir = Setting(
+        "",
+        "run",
+        _rules.folder,
+        "a folder that exists and can be written, or an empty text",
+        "Folder for records of the last operations, written on an error or SIGUSR2; empty: none.",
+    )
+    timeline = Setting(
+        "",
+        "run",
+        _rules.json_file,
+        "a name that ends in .json, in a folder that can be written, or an empty text",
+        "File of trace events for Perfetto, trace.json: rank 3 writes trace.3.json; empty: none.",
+    )
+    transport = Setting(
+        "auto",
+        "run",
+        _rules.one_of("auto", "tcp", "verbs"),
+        '"auto", "tcp" or "verbs"',
+        "Between hosts: the provider of libfabric; auto: tcp. Counts at init.",
+    )
+    interface = Setting(
+        "auto",
+        "run",
+        _rules.text,
+        "the name of a network interface, or an address",
+        "Between hosts: this host's network interface, or its address there, to listen at; auto:"
+        " the one that leads to the coordinator. Counts at init.",
+    )
     algorithm = Setting(
         "auto",
         "trace",
-        _rules.selection,
-        'an algorithm\'s name or a table such as "direct:0-64k;ring:1m-max"',
-        'Algorithm for calls that say "auto": a name, or a table of names by message size.',
+        _rules.selection(algorithm_names),
+        f"one of {', '.join(algorithm_names())}, a table such as"
+        ' "direct:0-64k;ring:1m-max" of these names, or a file by `jaxring tune`',
+        'Algorithm for calls that say "auto": a name, a table of names by message size, or the file'
+        " of such a table.",
     )
     deterministic = Setting(
         False,
@@ -81,6 +113,14 @@ class Config:
         _rules.bytes,
         "bytes >= 0, such as 256k",
         "Bytes that one hop moves; 0 chooses by message size.",
+    )
+    in_place = Setting(
+        False,
+        "trace",
+        _rules.switch,
+        "True or False",
+        "An allreduce writes its result over its operand: no fresh memory where the operand is"
+        " donated or a temporary of the program; XLA copies an operand that is still needed.",
     )
     fallback = Setting(
         "error",
@@ -109,6 +149,17 @@ class Config:
         with self._lock:
             setting.set_base(checked, "update")
             self._changed(setting)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Sets for the process what a file of `jaxring.tuning.tune_step` or `jaxring tune` says.
+
+        On every rank the same file. UsageError if it is none, and then nothing is set.
+        """
+        found = _rules.settings_of_file(path)
+        for name, value in found.items():
+            self._find(name).validate(value)
+        for name, value in found.items():
+            self.update(name, value)
 
     @contextlib.contextmanager
     def override(self, **values: Any) -> Iterator[None]:

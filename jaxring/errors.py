@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -41,10 +41,11 @@ class Error(Exception):
 
     Attributes:
       missing_ranks: tuple of the ranks that did not come (TimeoutError).
-      rank, host, pid: the process that died, left or disagrees (PeerError, AbortedError).
+      rank, host, pid: the process that the error is about: which died, left or disagrees, or of
+        the `missing_ranks` the first one.
       call: text that names the call, for example ``allreduce 'gradients'``.
       sequence: which operation on its communicator it was, counted from 0.
-      signatures: what each side called, by rank (MismatchError).
+      signatures: what each side called: the texts that differ (MismatchError).
     """
 
     missing_ranks: tuple[int, ...] | None
@@ -53,7 +54,7 @@ class Error(Exception):
     pid: int | None
     call: str | None
     sequence: int | None
-    signatures: Mapping[int, str] | None
+    signatures: Sequence[str] | None
 
     def __init__(self, message: str = "", **attributes: Any):
         unknown = set(attributes) - set(_ATTRIBUTES)
@@ -138,6 +139,13 @@ def parse(text: str) -> Error | None:
     return kind(message, **attributes)
 
 
+def said(exception: BaseException) -> str:
+    """Its kind and message, as other ranks are told: text in which nothing is trimmed on its way,
+    since what is known of an error is found again by its text."""
+    name = type(exception).__name__
+    return f"{name}: {exception}".rstrip() if str(exception).strip() else name
+
+
 @contextlib.contextmanager
 def typed() -> Iterator[None]:
     """Around native functions, which raise RuntimeError("jaxring.<Kind>: …"): raises the kind."""
@@ -151,7 +159,7 @@ def typed() -> Iterator[None]:
 
 
 def add_details_source(source: Callable[[str], Mapping[str, Any] | None]) -> None:
-    """`source(sentence)` fills in attributes; jaxring.communicator adds the native module's."""
+    """`source(sentence)` fills in attributes; jaxring/_src/engine.py adds the native module's."""
     if source not in _details_sources:
         _details_sources.append(source)
 

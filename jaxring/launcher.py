@@ -7,89 +7,22 @@ own children too, and is killed by the kernel if the launcher dies."""
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxring._src.elastic_losses import Losses
+from jaxring._src.launched import Command, Process, is_stopped
+from jaxring._src.outcomes import Failure, Outcome, is_consequence
 
 __all__ = ["Command", "Failure", "Outcome", "launch"]
 
 SETTLE_S = 0.5  # after the first failure: ranks that fail because of it report by themselves
-TAIL_LINES = 400
-LINE_BYTES_MAX = 1 << 16  # longer ones are passed on in pieces
-DRAIN_S = (
-    1.0  # how long a grandchild that holds a pipe open may still write after its parent has ended
-)
-
-# Runs in the child before the program: dies with its parent (PR_SET_PDEATHSIG, 1), also if that was
-# too fast for us. An exec instead of preexec_fn: a fork that runs Python code in a process with
-# JAX's threads may deadlock.
-_GUARD = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
-_CONSEQUENCE = re.compile(r"jaxring\.(errors\.)?(PeerError|AbortedError)\b")
-_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-_TRACEBACK = "Traceback (most recent call last):"
-
-
-@dataclass(frozen=True)
-class Command:
-    """One process to start: its rank, its whole environment and its arguments, `argv[0]` a path."""
-
-    rank: int
-    argv: Sequence[str]
-    env: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a process ended. `code` is its exit code, or minus the number of the signal that killed
-    it."""
-
-    rank: int
-    pid: int
-    code: int
-    last_lines: tuple[str, ...]
-
-    @property
-    def how(self) -> str:
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        return f"was killed by {signal.Signals(-self.code).name}"
-
-    @property
-    def exit_code(self) -> int:
-        """As a shell gives it: 128 + signal number for a killed process."""
-        return self.code if self.code >= 0 else 128 - self.code
-
-
-@dataclass
-class Outcome:
-    """`failure`: the first process that failed by itself; `signal`: what stopped the launcher; else
-    all went well."""
-
-    failure: Failure | None = None
-    signal: int | None = None
-    timed_out: bool = False
-
-
-@dataclass
-class _Process:
-    rank: int
-    popen: subprocess.Popen[bytes]
-    pidfd: int
-    code: int | None = None
-    buffers: dict[str, bytearray] = field(default_factory=dict)  # of open pipes: an unfinished line
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))  # of stderr
-
+LOOK_S = 1.0  # how often those that are left are looked at, once others have ended
+DRAIN_S = 1.0  # how long a grandchild that holds a pipe open may write after its parent's end
 
 Sink = Callable[[int, str, bytes], None]
 
@@ -101,8 +34,16 @@ def launch(
     grace_s: float = 5.0,
     timeout_s: float | None = None,
     timeout_signal: int = signal.SIGTERM,
+    stopped_s: float | None = None,
+    restarts: int | None = None,
+    on_gone: Callable[[int], None] = lambda count: None,
+    on_left: Callable[[int, int], None] = lambda rank, pid: None,
 ) -> Outcome:
     """Runs `commands` until all have ended; when one fails, or a signal comes, ends the others.
+
+    With `restarts` the job is elastic: one that fails is started again, as often as that in all,
+    and then missing; the others go on. It has failed if none has ended well, or if one fails
+    by itself once another has ended well.
 
     Args:
       commands: what to run, all at once.
@@ -110,8 +51,15 @@ def launch(
         pipe may have had no line end.
       grace_s: after being asked to end, a process has this long before it is killed.
       timeout_s: end all after this long (None: never), with `timeout_signal` first.
+      stopped_s: once others have ended, one that stays stopped (SIGSTOP) for this long is killed.
+      restarts: how many failures are made good. A process that has been started again finds in
+        JAXRING_RESTART how often.
+      on_gone: of an elastic job, called with the number of processes that are missing for good.
+      on_left: called with rank and pid of a process that has ended well while others still run.
     """
-    job = _Job(sink, grace_s)
+    job = _Job(sink, grace_s, stopped_s, on_left)
+    if restarts is not None:
+        job.losses = Losses(restarts, on_gone)
     with job.signals():
         try:
             for command in commands:
@@ -124,34 +72,33 @@ def launch(
 
 
 class _Job:
-    def __init__(self, sink: Sink, grace_s: float):
+    def __init__(
+        self,
+        sink: Sink,
+        grace_s: float,
+        stopped_s: float | None,
+        on_left: Callable[[int, int], None],
+    ):
         self._sink = sink
         self._grace_s = grace_s
+        self._stopped_s = stopped_s
+        self._on_left = on_left
         self._selector = selectors.DefaultSelector()
-        self._processes: list[_Process] = []
-        self._failures: list[_Process] = []  # in the order in which they were seen
+        self._processes: list[Process] = []
+        self._failures: list[Process] = []  # in the order in which they were seen
+        self._left: deque[Process] = deque()  # well, and `on_left` has not been told
         self._plan: list[tuple[float, int]] = []  # signals still to send, with their times
         self._asked = False  # whether a signal has been sent: later failures are our doing
         self._result = Outcome()
+        self.losses: Losses | None = None  # of an elastic job
 
     def start(self, command: Command) -> None:
-        guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
-        popen = subprocess.Popen(
-            [*guard, *command.argv],
-            env=dict(command.env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        process = _Process(command.rank, popen, os.pidfd_open(popen.pid))
+        process = Process.start(command)
         self._processes.append(process)
         self._selector.register(process.pidfd, selectors.EVENT_READ, (self._ended, process, ""))
-        for name, pipe in (("stdout", popen.stdout), ("stderr", popen.stderr)):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-            process.buffers[name] = bytearray()
-            self._selector.register(pipe, selectors.EVENT_READ, (self._read, process, name))
+        for name in process.buffers:
+            data = self._read, process, name
+            self._selector.register(process.pipe(name), selectors.EVENT_READ, data)
 
     def run(self, timeout_s: float | None, timeout_signal: int) -> None:
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -162,12 +109,30 @@ class _Job:
                 self._plan = [(now, timeout_signal), (now + self._grace_s, signal.SIGKILL)]
             while self._plan and self._plan[0][0] <= now:
                 self._send(self._plan.pop(0)[1])
+            while self._left and self._left[0].ended + SETTLE_S <= now:
+                self._on_left(self._left[0].rank, self._left.popleft().pid)
             times = [self._plan[0][0]] if self._plan else []
+            times += [self._left[0].ended + SETTLE_S] if self._left else []
+            if self._stopped_s is not None and self._is_ending():
+                self._look_for_stopped(now, self._stopped_s)
+                times.append(now + LOOK_S)
             times += [end] if end is not None else []
             self._step(max(0.0, min(times) - now) if times else None)
         drained = time.monotonic() + DRAIN_S
         while any(p.buffers for p in self._processes) and time.monotonic() < drained:
             self._step(0.05)
+
+    def _is_ending(self) -> bool:
+        codes = [p.code for p in self._processes]
+        return 0 in codes if self.losses else any(code is not None for code in codes)
+
+    def _look_for_stopped(self, now: float, limit_s: float) -> None:
+        """Those that are left may work on for hours, but a stopped one does nothing."""
+        for process in self._processes:
+            if process.code is not None or process.killed_as_stopped:
+                continue
+            if text := process.end_if_stopped(now, limit_s):
+                self._say(process, text)
 
     def _step(self, wait_s: float | None) -> None:
         # Exits come last, so that a process's last words are there when its end is judged.
@@ -175,55 +140,57 @@ class _Job:
         for act, process, name in sorted(ready, key=lambda data: data[0] == self._ended):
             act(process, name)
 
-    def _read(self, process: _Process, name: str) -> None:
-        pipe = process.popen.stdout if name == "stdout" else process.popen.stderr
-        assert pipe is not None
-        try:
-            data = os.read(pipe.fileno(), LINE_BYTES_MAX)
-        except BlockingIOError:
-            return
-        buffer = process.buffers[name]
-        buffer += data
-        *lines, rest = bytes(buffer).split(b"\n")
-        if len(rest) >= LINE_BYTES_MAX or (rest and not data):
-            lines, rest = [*lines, rest], b""
-        buffer[:] = rest
-        for line in lines:
-            self._pass_on(process, name, line)
-        if not data:
-            self._selector.unregister(pipe)
-            del process.buffers[name]
+    def _read(self, process: Process, name: str) -> None:
+        for line in process.read(name):
+            self._print(process, name, line)
+        if name not in process.buffers:
+            self._selector.unregister(process.pipe(name))
 
-    def _pass_on(self, process: _Process, name: str, line: bytes) -> None:
-        if name == "stderr":
-            process.tail.append(line.decode(errors="replace"))
+    def _say(self, process: Process, text: str) -> None:
+        self._print(process, "stderr", f"jaxring run: {text}".encode())
+
+    def _print(self, process: Process, name: str, line: bytes) -> None:
         try:
             self._sink(process.rank, name, line)
         except BrokenPipeError:  # as in `jaxring run … | head`: nobody listens any more
             self._sink = lambda rank, name, line: None
             self._on_signal(signal.SIGPIPE)
 
-    def _ended(self, process: _Process, _: str) -> None:
-        # The zombie is reaped at the end only: until then its process group's number can't be
-        # taken.
+    def _ended(self, process: Process, _: str) -> None:
         self._selector.unregister(process.pidfd)
-        status = os.waitid(os.P_PID, process.popen.pid, os.WEXITED | os.WNOWAIT)
-        assert status is not None
-        process.code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        code = process.note_end(self._asked)
         for name in list(process.buffers):
             self._read(process, name)
-        if process.code != 0 and not self._asked:
+        if self._asked:
+            return
+        if code == 0:
+            self._left.append(process)
+        elif self.losses is not None:
+            self._bear(process, self.losses)
+        else:
             self._failures.append(process)
             if not self._plan:
                 at = time.monotonic() + SETTLE_S
                 self._plan = [(at, signal.SIGTERM), (at + self._grace_s, signal.SIGKILL)]
 
+    def _bear(self, process: Process, losses: Losses) -> None:
+        """A failure in an elastic job."""
+        if 0 in (p.code for p in self._processes):  # the others have finished or are about to
+            if not process.killed_as_stopped and not is_consequence(process.tail):
+                self._failures.append(process)
+            return
+        again, text = losses.next_of(process)
+        self._say(process, text)
+        if again is not None:
+            self.start(again)
+
     def _send(self, number: int) -> None:
+        alive = [process for process in self._processes if process.code is None]
+        if not self._asked:
+            self._result.stopped = tuple((p.rank, p.pid) for p in alive if is_stopped(p.pid))
         self._asked = True
-        for process in self._processes:
-            if process.code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.popen.pid, number)
+        for process in alive:
+            process.signal(number)
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
@@ -268,32 +235,19 @@ class _Job:
         """Ends what is left of the processes and of what they have started, and takes all exit
         codes."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.popen.pid, signal.SIGKILL)
+            process.signal(signal.SIGKILL)
         for process in self._processes:
-            with process.popen:  # closes the pipes and waits
-                os.close(process.pidfd)
+            process.reap()
 
     def close(self) -> None:
         self._selector.close()
 
     def outcome(self) -> Outcome:
-        causes = [p for p in self._failures if not _CONSEQUENCE.search("\n".join(p.tail))]
-        for process in [*causes, *self._failures][:1]:
-            assert process.code is not None
-            lines = tuple(last_words(list(process.tail)))
-            self._result.failure = Failure(process.rank, process.popen.pid, process.code, lines)
+        failures = self._failures
+        if self.losses is not None and 0 not in (p.code for p in self._processes):
+            failures = self.losses.failed
+        causes = [p for p in failures if not is_consequence(p.tail)]
+        for process in [*causes, *failures][:1]:
+            self._result.failure = process.failure()
+        self._result.ends = tuple(process.end() for process in self._processes)
         return self._result
-
-
-def last_words(lines: list[str]) -> list[str]:
-    """The last traceback in `lines`, with those that it was raised from, or the last 20 lines."""
-    starts = [i for i, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    if not starts:
-        return lines[-20:]
-    first = len(starts) - 1
-    while first > 0 and any(
-        line.startswith(_CHAINED) for line in lines[starts[first - 1] : starts[first]]
-    ):
-        first -= 1
-    return lines[starts[first] :]

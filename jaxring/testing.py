@@ -59,8 +59,8 @@ def spawn(
       traceback; PeerError if a process died otherwise; TimeoutError, with `missing_ranks`, if ranks
       did not return in time.
     """
-    if n < 1:
-        raise errors.UsageError(f"spawn: expected n >= 1 processes, got {n}")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise errors.UsageError(f"spawn: expected n >= 1 processes, got {n!r}")
     with tempfile.TemporaryDirectory(
         prefix="jaxring-spawn-"
     ) as name:  # mode 0700: it holds pickles

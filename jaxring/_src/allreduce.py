@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
-from jax.interpreters import ad, mlir
 
-from jaxring._src import axes, buckets, calls, primitive, reductions
+from jaxring._src import axes, calls, operands, partial_sums, primitive, reductions
 from jaxring._src.axes import Where
 from jaxring._src.calls import How
-from jaxring.config import config
 from jaxring.errors import UsageError
 
 
@@ -61,34 +60,50 @@ def allreduce(
         total = jax.shard_map(f, mesh=mesh, in_specs=P("dp"), out_specs=P())(jnp.eye(4))
     """
     call = calls.describe("allreduce", name)
+    return of_pytree(x, axis_name, op, algorithm, axis_index_groups, name, call)
+
+
+def of_pytree(
+    x: Any,
+    axis_name: Any,
+    op: str,
+    algorithm: str,
+    axis_index_groups: Any,
+    name: str | None,
+    call: str,
+    of_constant: Callable[..., Any] = reductions.of_constant,
+    overlaps: bool = False,
+) -> Any:
+    """allreduce under any public name; `call` begins the error messages.
+
+    Args:
+      overlaps: as of `How`.
+    """
     reductions.check_op(op, call)
-    where = axes.resolve(axis_name, axis_index_groups, call)
-    how = calls.how(algorithm, name, call)
+    where = axes.resolve(axis_name, axis_index_groups, call).unsized()
+    how = calls.how(algorithm, name, call, "allreduce", op)
+    how = dataclasses.replace(how, overlaps=overlaps)
     leaves, structure = jax.tree.flatten(x)
     if not (leaves and (where.axes or where.communicator)):
         return x
-    with jax.named_scope(name or "jaxring.allreduce"):
-        return jax.tree.unflatten(structure, _allreduce_leaves(leaves, op, where, how, call))
-
-
-def _allreduce_leaves(leaves: list[Any], op: str, where: Where, how: How, call: str) -> list[Any]:
     traced = any(isinstance(leaf, Tracer) for leaf in leaves)
     results, rest = list(leaves), []
-    for i, leaf in enumerate(leaves):
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
-            continue  # the gradient of an integer, which has no value
-        if not _folds(leaf, where):
-            rest.append(i)
-            continue
-        reductions.kind(jnp.result_type(leaf), op, call)
-        folded = reductions.of_constant(leaf, op, where)
-        results[i] = jnp.asarray(folded) if traced else folded
-    prepared = [reductions.prepare(leaves[i], op, call) for i in rest]
-    operands = _varying([x for x, _ in prepared], op, where, call)
-    reduced = reduce_operands(operands, [o for _, o in prepared], where, how, call)
-    for i, y in zip(rest, reduced, strict=True):
-        results[i] = y
-    return results
+    with jax.named_scope(name or "jaxring.allreduce"):
+        for i, leaf in enumerate(leaves):
+            if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+                continue  # the gradient of an integer, which has no value
+            if not _folds(leaf, where):
+                rest.append(i)
+                continue
+            reductions.kind(jnp.result_type(leaf), op, call)
+            folded = of_constant(leaf, op, where)
+            results[i] = jnp.asarray(folded) if traced else folded
+        prepared = [reductions.prepare(leaves[i], op, call) for i in rest]
+        varying = _varying([x for x, _ in prepared], op, where, call)
+        reduced = reduce_operands(varying, [o for _, o in prepared], where, how, call)
+        for i, y in zip(rest, reduced, strict=True):
+            results[i] = y
+    return jax.tree.unflatten(structure, results)
 
 
 def _folds(leaf: Any, where: Where) -> bool:
@@ -98,12 +113,13 @@ def _folds(leaf: Any, where: Where) -> bool:
     return len(axes.group_sizes(where)) == 1
 
 
-def _varying(operands: list[Any], op: str, where: Where, call: str) -> list[Any]:
+def _varying(xs: list[Any], op: str, where: Where, call: str) -> list[Any]:
     """Types the operands as varying over the axes; one that is equal on all ranks warns."""
     if not where.checked:
-        return operands
+        return xs
     checked = set(where.checked)
-    for x in operands:
+    xs = [partial_sums.as_terms(x, op, where, call) for x in xs]
+    for x in xs:
         found = axes.varying_axes(x) & checked
         if found and found != checked:
             raise UsageError(
@@ -115,7 +131,7 @@ def _varying(operands: list[Any], op: str, where: Where, call: str) -> list[Any]
     if (
         size > 1
         and op in ("sum", "mean", "prod")
-        and not all(axes.varying_axes(x) & checked for x in operands)
+        and not all(axes.varying_axes(x) & checked for x in xs)
     ):
         effect = {
             "sum": f"the sum is {size} times it",
@@ -128,47 +144,22 @@ def _varying(operands: list[Any], op: str, where: Where, call: str) -> list[Any]
             f" {effect}, as in jax.lax; for gradients, apply jaxring.reduce_gradients_of to the"
             " parameters instead"
         )
-    return [axes.cast_varying(x, where.checked) for x in operands]
-
-
-def served_by_lax(where: Where, how: How, call: str) -> bool:
-    """Whether lax must serve the call because XLA partitions some mesh axes itself.
-
-    Raises:
-      UsageError: so it is, and the setting `fallback` does not allow it.
-    """
-    auto, _ = axes.other_axes(where)
-    if not auto:
-        return False
-    problem = f"{call}: XLA partitions the Auto mesh axes {auto} and would gather the operand"
-    if not how.fallback:
-        raise UsageError(
-            f"{problem}; let jax.shard_map make all axes manual, make these Explicit"
-            " (jax.make_mesh's axis_types), or set"
-            ' jaxring.config.update("fallback", "lax")'
-        )
-    calls.warn_once(f"{problem}; jax.lax reduces instead")
-    return True
+    return [axes.cast_varying(x, where.checked) for x in xs]
 
 
 def reduce_operands(
-    operands: Sequence[Any], ops: Sequence[str], where: Where, how: How, call: str
+    xs: Sequence[Any], ops: Sequence[str], where: Where, how: How, call: str
 ) -> list[Any]:
     """Binds the primitive once for each op, dtype and bucket. Operands are prepared and varying."""
-    if served_by_lax(where, how, call):
-        return [reductions.by_lax(x, op, where) for x, op in zip(operands, ops, strict=True)]
-    kinds = [(op, x.dtype) for op, x in zip(ops, operands, strict=True)]
-    sizes_bytes = [buckets.size_bytes(x) for x in operands]
-    results: list[Any] = list(operands)
-    for bucket in buckets.pack(kinds, sizes_bytes, config.bucket_bytes):
-        ys = axes.over_explicit_axes(
-            lambda *xs, op=ops[bucket[0]]: bind(*xs, op=op, where=where, how=how),
-            [operands[i] for i in bucket],
-            where,
-        )
-        for i, y in zip(bucket, ys, strict=True):
-            results[i] = y
-    return results
+    return operands.fused(
+        lambda *xs, op: bind(*xs, op=op, where=where, how=how),
+        xs,
+        ops,
+        call=call,
+        where=where,
+        how=how,
+        by_lax=reductions.by_lax,
+    )
 
 
 def bind(*xs: Any, op: str, where: Where, how: How) -> Sequence[Any]:
@@ -179,37 +170,14 @@ def bind(*xs: Any, op: str, where: Where, how: How) -> Sequence[Any]:
 
 
 def _abstract_eval(*avals: Any, op: str, where: Where, how: How) -> tuple[list[Any], set[Any]]:
-    typed = [axes.invariant_result(aval, where) for aval in avals]
-    return [aval for aval, _ in typed], set().union(*(effects for _, effects in typed))
+    results = [axes.equal_result(aval, where) for aval in avals]
+    if not where.checked:  # as in lax
+        results = [aval.update(weak_type=False) for aval in results]
+    return results, axes.effects(where)
 
 
 def _lower(ctx: Any, *values: Any, op: str, where: Where, how: How) -> Sequence[Any]:
-    groups = primitive.groups_of(ctx, where, calls.describe("allreduce", how.name))
-    if groups and max(len(g) for g in groups) == 1:
-        return values
-    size_bytes = sum(buckets.size_bytes(aval) for aval in ctx.avals_in)
-    return primitive.emit(
-        ctx,
-        values,
-        collective="allreduce",
-        op=op,
-        algorithm=how.algorithm_for(size_bytes),
-        groups=groups,
-        where=where,
-        how=how,
-    )
-
-
-def _without_backend(ctx: Any, *values: Any, op: str, where: Where, how: How) -> Sequence[Any]:
-    platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
-    problem = f"{calls.describe('allreduce', how.name)}: jaxring has no backend for {platforms}"
-    if not how.fallback or where.communicator:
-        raise UsageError(
-            f"{problem}; it has one for {', '.join(primitive.PLATFORMS)}; compute there, or on a"
-            ' mesh set jaxring.config.update("fallback", "lax")'
-        )
-    calls.warn_once(f"{problem}; jax.lax reduces instead")
-    return mlir.lower_fun(lambda *xs: [reductions.by_lax(x, op, where) for x in xs])(ctx, *values)
+    return calls.lower(ctx, values, "allreduce", where, how, op=op)
 
 
 def _batch(axis_data: Any, xs: Any, dims: Any, *, op: str, where: Where, how: How) -> Any:
@@ -225,33 +193,16 @@ def _batch(axis_data: Any, xs: Any, dims: Any, *, op: str, where: Where, how: Ho
 
 
 def _jvp(primals: Any, tangents: Any, *, op: str, where: Where, how: How) -> Any:
-    def linear(*xs: Any, op: str = op) -> Sequence[Any]:
+    def reduce(*xs: Any, op: str) -> Sequence[Any]:
+        xs = tuple(axes.cast_varying(x, where.checked) for x in xs)
         return bind(*xs, op=op, where=where, how=how)
 
-    if op in ("sum", "mean"):
-        return primitive.jvp_of_linear(linear, primals, tangents)
-    results = linear(*primals)
-
-    def tangents_of(*live: int) -> Sequence[Any]:
-        weights = reductions.weights(
-            op,
-            [primals[i] for i in live],
-            [results[i] for i in live],
-            lambda xs, op: linear(*(axes.cast_varying(x, where.checked) for x in xs), op=op),
-        )
-        products = [tangents[i] * w for i, w in zip(live, weights, strict=True)]
-        return linear(*(axes.cast_varying(x, where.checked) for x in products), op="sum")
-
-    live = [type(t) is not ad.Zero for t in tangents]
-    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
-    return results, primitive.on_live(tangents_of, range(len(primals)), live, zeros)
+    return reductions.jvp(primals, tangents, op, reduce)
 
 
 def _transpose(cotangents: Any, *operands: Any, op: str, where: Where, how: How) -> Any:
     """As lax.psum's: over axes that types track, cotangents are equal and only need the type."""
-    if op not in ("sum", "mean"):
-        call = calls.describe("allreduce", how.name)
-        raise UsageError(f"{call}: op {op!r} is not linear, so it has no transpose")
+    reductions.check_transposable(op, "allreduce", how.name)
     rest = where.unchecked()
 
     def transposed(*cts: Any) -> list[Any]:
@@ -266,11 +217,11 @@ def _transpose(cotangents: Any, *operands: Any, op: str, where: Where, how: How)
 
 
 allreduce_p = primitive.define(
-    "jaxring_allreduce",
+    "allreduce",
     abstract_eval=_abstract_eval,
     lower=_lower,
     batch=_batch,
     jvp=_jvp,
     transpose=_transpose,
-    without_backend=_without_backend,
+    without_backend=calls.without_backend("allreduce", reductions.by_lax),
 )

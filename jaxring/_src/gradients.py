@@ -1,12 +1,15 @@
-"""reduce_gradients_of: an identity whose backward pass reduces the gradients."""
+"""reduce_gradients_of, an identity whose backward pass reduces the gradients; and the check that AD
+has not reduced them already."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 
 from jaxring._src import allreduce, axes, buckets, calls, primitive, reductions
@@ -58,8 +61,8 @@ def reduce_gradients_of(
     if op not in ("mean", "sum"):
         raise UsageError(f"{call}: op {op!r} is not linear; use mean or sum")
     where = axes.resolve(axis_name, None, call)
-    how = calls.how(algorithm, name, call)
-    allreduce.served_by_lax(where, how, call)  # raises here rather than in the backward pass
+    how = dataclasses.replace(calls.how(algorithm, name, call), overlaps=True)
+    calls.served_by_lax(where, how, call)  # raises here rather than in the backward pass
     leaves, structure = jax.tree.flatten(params)
     marked = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
     for i in marked:
@@ -83,15 +86,29 @@ def bind(*xs: Any, op: str, where: Where, how: How) -> Sequence[Any]:
     return reduce_gradients_p.bind(*xs, op=op, where=where, how=how)
 
 
+def check_not_reduced(gradients: Any, where: Where, call: str) -> None:
+    """UsageError if types say that a gradient is equal on all ranks (cases.md, 15)."""
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+            continue
+        kind = jax.typeof(leaf).manual_axis_type
+        equal = [a for a in where.checked if a not in kind.varying | kind.unreduced]
+        if equal:
+            raise UsageError(
+                f"{call}: the gradient{jax.tree_util.keystr(path)} is already equal on all ranks of"
+                f" {equal}: under check_vma=True, AD sums the gradients of replicated parameters,"
+                f" and reducing that sum again would give {lax.axis_size(tuple(equal))} times too"
+                f" much; differentiate jax.lax.pcast(params, {tuple(equal)}, to='varying'), or"
+                " apply jaxring.reduce_gradients_of to the parameters and leave this"
+                " transformation out"
+            )
+
+
 # -- The five rules --------------------------------------------------------------------------------
 
 
 def _abstract_eval(*avals: Any, op: str, where: Where, how: How) -> tuple[list[Any], set[Any]]:
     return [axes.varying_result(aval, where) for aval in avals], set()
-
-
-def _lower(ctx: Any, *values: Any, op: str, where: Where, how: How) -> Sequence[Any]:
-    return values
 
 
 def _batch(axis_data: Any, xs: Any, dims: Any, *, op: str, where: Where, how: How) -> Any:
@@ -124,12 +141,10 @@ def _typed_like(cotangent: Any, operand: Any) -> Any:
     return axes.cast_varying(cotangent, tuple(operand.aval.manual_axis_type.varying))
 
 
-reduce_gradients_p = primitive.define(
-    "jaxring_reduce_gradients",
+reduce_gradients_p = primitive.define_cast(
+    "reduce_gradients",
     abstract_eval=_abstract_eval,
-    lower=_lower,
     batch=_batch,
     jvp=_jvp,
     transpose=_transpose,
-    without_backend=_lower,
 )

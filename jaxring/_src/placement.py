@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
 
 from jaxring import errors
-
-MULTI_HOST = (
-    "jaxring {version} reduces between processes of one host only; start all {size} ranks on one "
-    "host, or use one process with several devices"
-)
+from jaxring._src.interfaces import refuse_loopback
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,21 @@ def discover(
 def _from_arguments(
     rank: int | None, world_size: int | None, coordinator: str | None, env: Mapping[str, str]
 ) -> Placement | None:
+    given = rank, world_size
     if rank is None and world_size is None and coordinator is None:
         return None
     if rank is None or world_size is None:
         raise errors.UsageError(
             f"init: rank and world_size go together, got rank={rank} and world_size={world_size}"
+        )
+    try:
+        rank, world_size = operator.index(rank), operator.index(world_size)
+    except TypeError:
+        rank = None
+    if rank is None or not isinstance(coordinator, str | None):
+        raise errors.UsageError(
+            'init: expected rank and world_size as integers and coordinator as "host:port", got '
+            f"{given[0]!r}, {given[1]!r} and {coordinator!r}"
         )
     coordinator = coordinator or env.get("JAXRING_COORDINATOR")
     if coordinator is None and world_size > 1:
@@ -114,8 +122,20 @@ def _from_slurm(env: Mapping[str, str]) -> Placement | None:
     rank, world_size = _numbers(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     job = "slurm " + " ".join(env.get(name, "-") for name in names)
-    hosts = int(env.get("SLURM_STEP_NUM_NODES", "1"))
-    return _from_manager("Slurm", rank, world_size, job, hosts > 1, env)
+    several = int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
+    coordinator = None
+    if several and "SLURM_STEP_NODELIST" in env:
+        port = 20000 + int(env.get("SLURM_JOB_ID", "0")) % 10000
+        coordinator = f"{first_node(env['SLURM_STEP_NODELIST'])}:{port}"
+    return _from_manager("Slurm", rank, world_size, job, several, env, coordinator)
+
+
+def first_node(nodes: str) -> str:
+    """The first of a list as Slurm writes it: "gpu[007-012,20],login1" begins with gpu007."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
+    if match is None:
+        raise errors.UsageError(f"SLURM_STEP_NODELIST: expected a list of nodes, got {nodes!r}")
+    return match[1] + (match[2] or "")
 
 
 def _from_open_mpi(env: Mapping[str, str]) -> Placement | None:
@@ -140,22 +160,56 @@ def _from_pmi(env: Mapping[str, str]) -> Placement | None:
     return None
 
 
+def _from_kubernetes(env: Mapping[str, str]) -> Placement | None:
+    """The variables that training operators set in each pod (one process in each), or an indexed
+    Job's number of a pod, beside JAXRING_WORLD_SIZE."""
+    if "KUBERNETES_SERVICE_HOST" not in env:
+        return None
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+        rank, world_size = _numbers(env, "RANK", "WORLD_SIZE")
+        coordinator = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    elif {"JOB_COMPLETION_INDEX", "JAXRING_WORLD_SIZE"} <= env.keys():
+        rank, world_size = _numbers(env, "JOB_COMPLETION_INDEX", "JAXRING_WORLD_SIZE")
+        coordinator = None
+    else:
+        return None
+    return _from_manager(
+        "Kubernetes", rank, world_size, "kubernetes", world_size > 1, env, coordinator
+    )
+
+
 _FINDERS: tuple[Callable[[Mapping[str, str]], Placement | None], ...] = (
     _from_jaxring_run,
     _from_jax_distributed,
     _from_slurm,
     _from_open_mpi,
     _from_pmi,
+    _from_kubernetes,
 )
 
 
 def _from_manager(
-    source: str, rank: int, world_size: int, job: str, several_hosts: bool, env: Mapping[str, str]
+    source: str,
+    rank: int,
+    world_size: int,
+    job: str,
+    several_hosts: bool,
+    env: Mapping[str, str],
+    coordinator: str | None = None,
 ) -> Placement:
-    coordinator = env.get("JAXRING_COORDINATOR")
-    if several_hosts and coordinator is None:
-        raise errors.UsageError(f"{source}: {multi_host(world_size)}")
-    return Placement(rank, world_size, source, coordinator, env.get("JAXRING_SECRET"), job=job)
+    coordinator = env.get("JAXRING_COORDINATOR", coordinator)
+    secret = env.get("JAXRING_SECRET")
+    if several_hosts and (coordinator is None or secret is None):
+        missing = "JAXRING_SECRET" if coordinator else "JAXRING_COORDINATOR"
+        raise errors.UsageError(
+            f"{source}: {world_size} ranks on several hosts need in the environment of each the "
+            "same JAXRING_COORDINATOR=host:port of rank 0's host and, so that no stranger can "
+            "join, the same random JAXRING_SECRET (openssl rand -hex 16); "
+            f"{missing} is not set"
+        )
+    if several_hosts and coordinator is not None:
+        refuse_loopback(coordinator, source)
+    return Placement(rank, world_size, source, coordinator, secret, job=job)
 
 
 def _numbers(env: Mapping[str, str], *names: str) -> tuple[int, ...]:
@@ -186,13 +240,3 @@ def _has_variable(pid: int, name: str) -> bool:
             return any(entry.startswith(f"{name}=".encode()) for entry in f.read().split(b"\0"))
     except PermissionError:  # a manager that runs as another user
         return False
-
-
-def multi_host(size: int) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        number = version("jaxring")
-    except PackageNotFoundError:
-        number = ""
-    return MULTI_HOST.format(version=number, size=size).replace("  ", " ")

@@ -5,6 +5,7 @@ Shared by the collectives that reduce.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import ad
 
-from jaxring._src import axes, calls, primitive
+from jaxring._src import axes, calls, native_facts, primitive
 from jaxring._src.axes import Where
 from jaxring.errors import UsageError
 
@@ -23,7 +25,7 @@ _ORDERED = ("min", "max")
 
 def check_op(op: Any, call: str) -> None:
     """UsageError for an op that the native list does not have."""
-    ops = primitive.lists()["ops"]
+    ops = native_facts.lists()["ops"]
     if op not in ops:
         raise UsageError(f"{call}: unknown op {op!r}; use {calls.one_of(ops)}")
 
@@ -44,11 +46,11 @@ def kind(dtype: Any, op: str, call: str) -> tuple[np.dtype, str]:
         dtype = np.dtype(np.int32)
     elif op in _ORDERED and is_bool:
         op = {"min": "and", "max": "or"}[op]
-    dtypes = primitive.lists()["dtypes"]
+    dtypes = native_facts.lists()["dtypes"]
     if str(dtype) not in dtypes:
         raise UsageError(f"{call}: {dtype} cannot be reduced; convert to {calls.one_of(dtypes)}")
     if not has_meaning(op, dtype):
-        meaningful = [o for o in primitive.lists()["ops"] if has_meaning(o, dtype)]
+        meaningful = [o for o in native_facts.lists()["ops"] if has_meaning(o, dtype)]
         raise UsageError(
             f"{call}: op {op!r} has no meaning for {dtype}; use {calls.one_of(meaningful)}"
         )
@@ -80,10 +82,10 @@ def of_constant(value: Any, op: str, where: Where) -> Any:
     return value
 
 
-def by_lax(x: Any, op: str, where: Where) -> Any:
+def by_lax(x: Any, *, op: str, where: Where) -> Any:
     """The same reduction by jax.lax (`fallback="lax"`), of a prepared operand."""
     if op in _LOGICAL:
-        number = by_lax(x.astype(np.int32), {"and": "min", "or": "max"}[op], where)
+        number = by_lax(x.astype(np.int32), op={"and": "min", "or": "max"}[op], where=where)
         return number.astype(np.bool_)
     functions = {"sum": lax.psum, "mean": lax.pmean, "min": lax.pmin, "max": lax.pmax}
     if op not in functions:
@@ -136,6 +138,50 @@ def _widened(x: Any) -> Any:
 
 
 # -- Derivatives -----------------------------------------------------------------------------------
+
+
+def is_linear(op: str) -> bool:
+    return op in ("sum", "mean")
+
+
+def check_transposable(op: str, collective: str, name: str) -> None:
+    if not is_linear(op):
+        call = calls.describe(collective, name)
+        raise UsageError(f"{call}: op {op!r} is not linear, so it has no transpose")
+
+
+def jvp(
+    primals: Any,
+    tangents: Any,
+    op: str,
+    reduce: Callable[..., Sequence[Any]],
+    spread: Callable[..., Sequence[Any]] = lambda *ys: ys,
+) -> Any:
+    """The JVP of a collective that reduces; of min and max it splits the tangent over ties.
+
+    Args:
+      reduce: (*operands, op=) -> the collective's results, in one call.
+      spread: from results to the reduction of the whole operand on every rank, in one call.
+    """
+    if is_linear(op):
+        return primitive.jvp_of_linear(functools.partial(reduce, op=op), primals, tangents)
+    # Else XLA may compute an operand twice, for the collective and for the comparison with its
+    # result, and round differently (seen on CPUs without optimization; 0.10 ignores the barrier).
+    primals = lax.optimization_barrier(list(primals))
+    results = reduce(*primals, op=op)
+
+    def tangents_of(*live: int) -> Sequence[Any]:
+        shares = weights(
+            op,
+            [primals[i] for i in live],
+            spread(*(results[i] for i in live)),
+            lambda xs, op: spread(*reduce(*xs, op=op)),
+        )
+        return reduce(*(tangents[i] * w for i, w in zip(live, shares, strict=True)), op="sum")
+
+    live = [type(t) is not ad.Zero for t in tangents]
+    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+    return results, primitive.on_live(tangents_of, range(len(primals)), live, zeros)
 
 
 def weights(

@@ -23,6 +23,8 @@ from multiprocessing import AuthenticationError
 from jaxring import errors
 from jaxring._src.store import TcpStore
 
+WRONG_SECRET = "the secrets differ: JAXRING_SECRET must be the same on every rank"
+
 Address = tuple[str, int]
 _written: set[str] = set()
 
@@ -47,13 +49,32 @@ def _path(name: str) -> str:
 def write(name: str, address: Address, secret: str) -> None:
     """Rank 0: publishes where it listens; removed again by `remove` or when the process ends."""
     path = _path(name)
+    _remove_leftovers(os.path.dirname(path))
     handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))  # mode 0600
     with os.fdopen(handle, "w") as f:
-        json.dump({"address": address, "secret": secret}, f)
+        who = {"pid": os.getpid(), "pids_of": _pid_space()}
+        json.dump({"address": address, "secret": secret, **who}, f)
     os.replace(temporary, path)
     if not _written:
         atexit.register(remove_all)
     _written.add(path)
+
+
+def _pid_space() -> str:
+    """Names the host (since its start) or container whose process numbers these are."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f"{f.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _remove_leftovers(folder: str) -> None:
+    """Removes the files of jobs whose rank 0 was killed."""
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(entry.path) as f:
+                found = json.load(f)
+            gone = not os.path.exists(f"/proc/{int(found['pid'])}")
+            if gone and found["pids_of"] == _pid_space():
+                os.unlink(entry.path)
 
 
 def remove_all() -> None:
@@ -70,7 +91,7 @@ def read(name: str) -> tuple[Address, str] | None:
         with open(path) as f:
             found = json.load(f)
         return (str(found["address"][0]), int(found["address"][1])), str(found["secret"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None
 
 
@@ -82,7 +103,13 @@ def wait_for_server(
 ) -> TcpStore:
     """Polls `find` until a server there answers and knows the same secret."""
     deadline = time.monotonic() + timeout_s
-    pause_s, reason = 0.01, "rank 0 has not published its address"
+    pause_s, reason = (
+        0.01,
+        (
+            "rank 0 has not published its address on this host; on several hosts set the same "
+            "JAXRING_SECRET on each"
+        ),
+    )
     while True:
         if (found := find()) is not None:
             store = TcpStore(*found)
@@ -90,9 +117,11 @@ def wait_for_server(
                 store.ping(min(5.0, max(0.1, deadline - time.monotonic())))
                 return store
             except AuthenticationError:
-                reason = "the secrets differ: JAXRING_SECRET must be the same on every rank"
+                reason = WRONG_SECRET
             except (OSError, EOFError) as e:
-                reason = getattr(e, "strerror", None) or str(e) or type(e).__name__
+                # The last attempt may have had no time for an answer, but it is the same server.
+                if reason != WRONG_SECRET or isinstance(e, ConnectionRefusedError):
+                    reason = getattr(e, "strerror", None) or str(e) or type(e).__name__
         if time.monotonic() >= deadline:
             break
         time.sleep(pause_s)
@@ -102,5 +131,5 @@ def wait_for_server(
         f"init: rank {rank} could not reach {where} within {timeout_s:g} s ({reason}); start rank "
         "0 or check the address",
         missing_ranks=[0],
-        rank=rank,
+        rank=0,
     )

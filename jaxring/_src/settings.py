@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 import jax
@@ -62,6 +64,28 @@ def one_of(*names: str) -> Callable[[Any], str]:
     return check
 
 
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value.strip()
+
+
+def folder(value: Any) -> str:
+    path = os.fspath(value)
+    if not isinstance(path, str) or (path and not os.access(path, os.W_OK | os.X_OK)):
+        raise ValueError
+    return os.path.abspath(path) if path else ""
+
+
+def json_file(value: Any) -> str:
+    path = os.fspath(value)
+    if not path:
+        return ""
+    if not path.endswith(".json"):
+        raise ValueError
+    return os.path.join(folder(os.path.dirname(path) or "."), os.path.basename(path))
+
+
 def parse_selection(text: str) -> tuple[tuple[str, int, int], ...]:
     """Parses the setting `algorithm` into (name, first byte count, last byte count) entries.
 
@@ -87,9 +111,45 @@ def parse_selection(text: str) -> tuple[tuple[str, int, int], ...]:
     return tuple(entries)
 
 
-def selection(value: Any) -> str:
-    parse_selection(value)
-    return cast(str, value)
+def selection(known: Callable[[], Sequence[str]]) -> Callable[[Any], str]:
+    """Checks the setting `algorithm`: a name, a table in a text, or a file by `jaxring tune`.
+
+    Args:
+      known: () -> the names of all algorithms.
+    """
+
+    def check(value: Any) -> str:
+        text = os.fspath(value)
+        if text.endswith(".json"):
+            text = selection_of_file(text)
+        if not {name for name, _, _ in parse_selection(text)} <= set(known()):
+            raise ValueError
+        return text
+
+    return check
+
+
+def selection_of_file(path: str) -> str:
+    """The table that `jaxring tune` has written; ValueError if it is not one."""
+    try:
+        with open(path) as file:
+            return cast(str, json.load(file)["algorithm"])
+    except OSError:
+        raise ValueError from None
+
+
+def settings_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Names and values that a file of jaxring.tuning.tune_step, or of `jaxring tune`, holds."""
+    try:
+        with open(path) as file:
+            document = json.load(file)
+        found = document.get("settings", {"algorithm": document.get("algorithm")})
+        return {str(name): value for name, value in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as e:
+        raise UsageError(
+            f"{path} is no file of settings, such as jaxring.tuning.tune_step and"
+            f" `jaxring tune` write: {e}"
+        ) from None
 
 
 class Setting(Generic[T]):

@@ -21,7 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxring import bootstrap, communicator, errors
+from jaxring import bootstrap, errors
+from jaxring._src import world
 
 
 @dataclass
@@ -123,7 +124,7 @@ def main(name: str) -> None:
     try:
         if where["distributed"]:
             bootstrap.initialize_jax_distributed()
-        comm = communicator.init()
+        comm = world.init()
         value = function(comm, *args)
         value = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, value)
         _write_result(folder, rank, Result(value=value))

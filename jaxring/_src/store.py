@@ -10,12 +10,14 @@ between hosts use a network that you trust, or WireGuard or IPsec."""
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import hmac
 import json
-import math
+import os
 import socket
-import struct
-import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, Protocol
@@ -24,14 +26,26 @@ import jax
 
 from jaxring import errors
 from jaxring._src import _compat
+from jaxring._src.store_server import (
+    GOODBYE,
+    HANDSHAKE_S,
+    MESSAGE_BYTES_MAX,
+    WAIT_S_MAX,
+    StoreServer,
+    framed,
+)
 
-__all__ = ["JaxStore", "KeyValueStore", "StoreServer", "TcpStore", "parse_address"]
+__all__ = [
+    "MESSAGE_BYTES_MAX",
+    "JaxStore",
+    "KeyValueStore",
+    "StoreServer",
+    "TcpStore",
+    "parse_address",
+]
 
-MESSAGE_BYTES_MAX = 1 << 20
-KEY_CHARS_MAX = 1024
-HANDSHAKE_S = 10.0  # a stranger who connects and then says nothing is dropped after this
-WAIT_S_MAX = 30.0  # of one request; a client that waits longer asks again
-STRANGERS_MAX = 256  # connections that have not yet proved that they know the secret
+
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class KeyValueStore(Protocol):
@@ -39,13 +53,37 @@ class KeyValueStore(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
 
-    def get(self, key: str, timeout_s: float) -> str:
-        """The value, as soon as somebody has set it; builtin TimeoutError at the deadline."""
+    def get(self, key: str, timeout_s: float, group: str = "") -> str:
+        """The value, as soon as somebody has set it; builtin TimeoutError at the deadline,
+        errors.PeerError when a member of `group` is lost before."""
+        ...
+
+    def present(self, group: str, member: int) -> contextlib.AbstractContextManager[None]:
+        """While inside, this process's end, or an exception that leaves, is a loss to `group`."""
+        ...
+
+    def require_all(self, group: str) -> None:
+        """Raises errors.PeerError if a member of `group` has been lost."""
+        ...
+
+    def coordinator(self) -> tuple[str, int] | None:
+        """Where the store is served, as far as that is known."""
+        ...
+
+    def secret(self, name: str, agree: Callable[[str], str]) -> str:
+        """A secret of the job for the purpose `name`; `agree(name)` makes one by means of a store
+        that has none itself."""
         ...
 
 
 class JaxStore:
-    """The store of jax.distributed's coordination service."""
+    """The store of jax.distributed's coordination service; all of them are the same one."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JaxStore)
+
+    def __hash__(self) -> int:
+        return hash(JaxStore)
 
     def __init__(self) -> None:
         self._client = _compat.distributed_client()
@@ -57,7 +95,21 @@ class JaxStore:
     def set(self, key: str, value: str) -> None:
         self._client.key_value_set(key, value, allow_overwrite=True)
 
-    def get(self, key: str, timeout_s: float) -> str:
+    # Losses are the coordination service's own affair: it ends the survivors.
+    def present(self, group: str, member: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def require_all(self, group: str) -> None:
+        pass
+
+    def coordinator(self) -> tuple[str, int] | None:
+        address = _compat.distributed_coordinator()
+        return None if address is None else parse_address(address)
+
+    def secret(self, name: str, agree: Callable[[str], str]) -> str:
+        return agree(name)
+
+    def get(self, key: str, timeout_s: float, group: str = "") -> str:
         deadline = time.monotonic() + timeout_s
         while True:
             # Short waits, because Python can't run signal handlers inside one.
@@ -88,25 +140,64 @@ def format_address(host: str, port: int) -> str:
 
 class TcpStore:
     """Client of a StoreServer. Each request has its own connection, so that one thread's wait does
-    not block another's."""
+    not block another's; being present is one more, which closes when the process ends."""
 
     def __init__(self, address: tuple[str, int], secret: str):
         self.address = address
-        self._secret = secret.encode()
+        self.job_secret = secret
 
     def set(self, key: str, value: str) -> None:
         self._request({"op": "set", "key": key, "value": value}, HANDSHAKE_S)
 
-    def get(self, key: str, timeout_s: float) -> str:
+    def get(self, key: str, timeout_s: float, group: str = "") -> str:
         deadline = time.monotonic() + timeout_s
         while True:
             wait_s = min(WAIT_S_MAX, max(0.0, deadline - time.monotonic()))
-            request = {"op": "get", "key": key, "wait_s": wait_s}
-            value = self._request(request, wait_s + HANDSHAKE_S)["value"]
-            if value is not None:
-                return value
+            request = {"op": "get", "key": key, "wait_s": wait_s, "group": group}
+            answer = self._request(request, wait_s + HANDSHAKE_S)
+            if answer["value"] is not None:
+                return answer["value"]
+            _raise_if_lost(answer["lost"])
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{key} was not set within {timeout_s:.3g} s")
+
+    @contextlib.contextmanager
+    def present(self, group: str, member: int) -> Iterator[None]:
+        who = {"member": member, "host": socket.gethostname(), "pid": os.getpid()}
+        with self._explained():
+            connection = self._open(HANDSHAKE_S)
+            self._ask(connection, {"op": "join", "key": group, **who})
+        with contextlib.closing(connection):
+            try:
+                yield
+            except errors.TimeoutError:  # may be tried again
+                _say_goodbye(connection)
+                raise
+            _say_goodbye(connection)
+
+    def lose(self, group: str, member: int, pid: int, how: str) -> None:
+        """Tells `group` that another process of this host, which was to be `member`, will not come:
+        `how` continues "the process of rank 2 …"."""
+        who = {"member": member, "host": socket.gethostname(), "pid": pid, "how": how}
+        with self._explained(), contextlib.closing(self._open(HANDSHAKE_S)) as connection:
+            self._ask(connection, {"op": "join", "key": group, **who})
+
+    def require_all(self, group: str) -> None:
+        _raise_if_lost(self._request({"op": "lost", "key": group}, HANDSHAKE_S)["lost"])
+
+    def coordinator(self) -> tuple[str, int] | None:
+        return self.address
+
+    def gather(self, name: str, member: str) -> Connection:
+        """A connection that stays: to the gathering of this name (jaxring/_src/elastic_seat.py)."""
+        with self._explained():
+            connection = self._open(HANDSHAKE_S)
+            self._ask(connection, {"op": "gather", "key": name, "member": member})
+        return connection
+
+    def secret(self, name: str, agree: Callable[[str], str]) -> str:
+        # One for each purpose, so that no code made with one helps with another.
+        return hmac.new(self.job_secret.encode(), name.encode(), hashlib.sha256).hexdigest()
 
     def ping(self, timeout_s: float) -> None:
         """Raises OSError, EOFError or AuthenticationError unless a server with our secret
@@ -114,14 +205,8 @@ class TcpStore:
         self._exchange({"op": "ping"}, timeout_s)
 
     def _request(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        try:
+        with self._explained():
             answer = self._exchange(request, timeout_s)
-        except (OSError, EOFError, AuthenticationError) as e:
-            raise errors.PeerError(
-                f"the store at {format_address(*self.address)} is gone "
-                f"({e or type(e).__name__}); rank 0, or the launcher that served it, has ended",
-                rank=0,
-            ) from e
         if "error" in answer:
             raise errors.UsageError(
                 f"the store at {format_address(*self.address)} refused {request['op']} of "
@@ -129,107 +214,60 @@ class TcpStore:
             )
         return answer
 
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, AuthenticationError) as e:
+            if isinstance(e, errors.Error):
+                raise
+            if isinstance(e, OSError) and e.errno in _OWN_LIMITS:
+                raise errors.UsageError(
+                    f"this process cannot open a connection to the store ({e}); raise its limits "
+                    "(ulimit -n) or close files"
+                ) from e
+            raise errors.PeerError(
+                f"the store at {format_address(*self.address)} is gone "
+                f"({e or type(e).__name__}); rank 0, or the launcher that served it, has ended",
+                rank=0,
+            ) from e
+
     def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        with contextlib.closing(_connect(self.address, timeout_s)) as connection:
-            answer_challenge(connection, self._secret)
-            deliver_challenge(connection, self._secret)
-            connection.send_bytes(json.dumps(request).encode())
-            return json.loads(connection.recv_bytes(MESSAGE_BYTES_MAX))
+        with contextlib.closing(self._open(timeout_s)) as connection:
+            return self._ask(connection, request)
+
+    def _open(self, timeout_s: float) -> Connection:
+        connection = _connect(self.address, timeout_s)
+        try:
+            answer_challenge(connection, self.job_secret.encode())
+            deliver_challenge(connection, self.job_secret.encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _ask(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
+        connection.send_bytes(json.dumps(request).encode())
+        return json.loads(connection.recv_bytes(MESSAGE_BYTES_MAX))
 
 
 def _connect(address: tuple[str, int], timeout_s: float) -> Connection:
-    return _connection(socket.create_connection(address, timeout=timeout_s), timeout_s)
+    return framed(socket.create_connection(address, timeout=timeout_s), timeout_s)
 
 
-def _connection(sock: socket.socket, timeout_s: float) -> Connection:
-    """Framing around a socket each of whose reads and writes ends after `timeout_s`
-    (BlockingIOError)."""
-    sock.setblocking(True)
-    timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Connection(sock.detach())
+def _say_goodbye(connection: Connection) -> None:
+    with contextlib.suppress(OSError):  # the server may have ended
+        connection.send_bytes(GOODBYE)
 
 
-class StoreServer:
-    """Serves a store on `host` (only there) and `port` (0: any free one, see `address`) until
-    `close`."""
-
-    def __init__(self, host: str, port: int, secret: str):
-        self._secret = secret.encode()
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-        self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((host, port), family=family, backlog=1024)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._thread = threading.Thread(target=self._accept, name="jaxring-store", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        # shutdown wakes the thread in accept; close alone would not.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        # Whatever a stranger or a dying rank does ends this connection only.
-        with contextlib.suppress(
-            OSError, EOFError, AuthenticationError, AssertionError, ValueError
-        ):
-            try:
-                connection = _connection(sock, HANDSHAKE_S)
-                deliver_challenge(connection, self._secret)
-                answer_challenge(connection, self._secret)
-            finally:
-                self._strangers.release()
-                sock.close()
-            with contextlib.closing(connection):
-                request = connection.recv_bytes(MESSAGE_BYTES_MAX)
-                connection.send_bytes(json.dumps(self._answer(request)).encode())
-
-    def _answer(self, text: bytes) -> dict[str, Any]:
-        match _checked(text):
-            case {"op": "ping"}:
-                return {"ok": True}
-            case {"op": "set", "key": key, "value": str(value)}:
-                with self._changed:
-                    self._values[key] = value
-                    self._changed.notify_all()
-                return {"ok": True}
-            case {"op": "get", "key": key, "wait_s": int() | float() as wait_s} if (
-                0 <= wait_s <= WAIT_S_MAX
-            ):
-                with self._changed:
-                    self._changed.wait_for(lambda: key in self._values, wait_s)
-                    return {"value": self._values.get(key)}
-        return {"error": "expected ping, set (key, value) or get (key, wait_s)"}
-
-
-def _checked(text: bytes) -> dict[str, Any]:
-    """The request in `text`, or an empty one if it isn't one."""
-    try:
-        request = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(request, dict):
-        return {}
-    key, wait_s = request.get("key", ""), request.get("wait_s", 0)
-    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
-        return {}
-    if isinstance(wait_s, bool) or (isinstance(wait_s, float) and not math.isfinite(wait_s)):
-        return {}
-    return request
+def _raise_if_lost(lost: list[dict[str, Any]]) -> None:
+    for row in lost:
+        how = row.get("how") or "ended, or left with an error, before all ranks had joined"
+        raise errors.PeerError(
+            f"the process of rank {row['member']} (pid {row['pid']} on {row['host']}) {how}; look "
+            "at its output",
+            rank=row["member"],
+            host=row["host"],
+            pid=row["pid"],
+            missing_ranks=[row["member"]],
+        )

@@ -11,8 +11,6 @@ from typing import Any
 from .bench_worker import Spec
 
 Row = dict[str, Any]
-# Collective -> what busbw is times algbw, for n ranks (nccl-tests' PERFORMANCE.md).
-BUS_FACTORS: dict[str, Callable[[int], float]] = {"allreduce": lambda n: 2 * (n - 1) / n}
 
 
 def merge(lines: list[Row], spec: Spec) -> Row:
@@ -21,23 +19,26 @@ def merge(lines: list[Row], spec: Spec) -> Row:
         name: max(line["times_us"][name] for line in lines) for name in lines[0]["times_us"]
     }
     ours_us = times_us["jaxring"]
-    algbw = lines[0]["size_bytes"] / (ours_us * 1e3)  # bytes per ns = GB/s
+    algbw = lines[0]["size_bytes"] / (max(ours_us, 1e-3) * 1e3)  # bytes per ns = GB/s
     wrongs = [line["wrong"] for line in lines if line["wrong"] is not None]
     row = {
         **{
-            key: lines[0][key] for key in ("size_bytes", "count", "algorithm", "transport", "calls")
+            key: lines[0][key]
+            for key in ("size_bytes", "count", "algorithm", "transport", "calls", "slow_rounds")
         },
         "dtype": spec.dtype,
-        "op": spec.op,
+        "op": spec.op if spec.kind.reduces else "none",
         "time_us": ours_us,
         "spread_us": lines[0]["spread_us"],
         "algbw_GBps": algbw,
-        "busbw_GBps": algbw * BUS_FACTORS[spec.collective](spec.ranks),
+        "busbw_GBps": algbw * spec.kind.bus_factor(spec.ranks),
         "wrong": sum(wrongs) if wrongs else None,
     }
     if spec.against:
         row["against_us"] = times_us[spec.against]
-        row["ratio"] = times_us[spec.against] / ours_us
+        row["ratio"] = times_us[spec.against] / max(ours_us, 1e-3)
+    if spec.algorithms:
+        row["algorithms_us"] = {name: times_us[name] for name in spec.algorithms}
     return row
 
 

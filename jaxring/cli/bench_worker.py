@@ -6,38 +6,29 @@ process appends one JSON line per size to its own file; bench_table.py merges th
 
 from __future__ import annotations
 
+import functools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxring.cli.bench_collectives import COLLECTIVES, Kind, by_mpi4jax
+from jaxring.cli.bench_contenders import Contender, calls_per_round
+from jaxring.cli.bench_mode import Mode
+
 AXIS = "ranks"
-# nccl-tests' name of each op, and what it does to the ranks' values.
-FOLDS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.logical_and,
-    "or": np.logical_or,
-}
-LAX_OPS = {
-    "sum": jax.lax.psum,
-    "mean": jax.lax.pmean,
-    "min": jax.lax.pmin,
-    "max": jax.lax.pmax,
-}
+MESH_PEERS = ("lax", "mpi")  # whose ranks are devices of a mesh; those of mpi4jax are processes
+MPI_PEERS = ("mpi", "mpi4jax")  # started by mpiexec
+CUT_BY_RANK = ("reduce_scatter", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -57,10 +48,24 @@ class Spec:
     rounds: int
     check: bool
     results: str  # process r writes to f"{results}.{r}"
+    chain: int = 0  # 0: whole calls; else the slope of so many dependent operations in one jit
+    outputs: str = "fresh"  # or "donated", "in-place"
+    leaves: int = 1  # arrays that the operand is cut into
+    algorithms: tuple[str, ...] = ()  # more contenders: ours with each of these
+    patience_s: float = 0.0  # of bench_mode.Mode
 
     @property
     def ranks(self) -> int:
         return self.processes * (self.devices if self.mode == "mesh" else 1)
+
+    @property
+    def kind(self) -> Kind:
+        return COLLECTIVES[self.collective]
+
+    def count_of(self, size_bytes: int) -> int:
+        """Elements of the larger one of a rank's operand and result; a multiple of the ranks."""
+        count = max(1, size_bytes // jnp.dtype(self.dtype).itemsize)
+        return -(-count // self.ranks) * self.ranks if self.collective in CUT_BY_RANK else count
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -68,17 +73,8 @@ class Spec:
     @staticmethod
     def read(path: Path) -> Spec:
         values = json.loads(path.read_text())
-        return Spec(**{**values, "sizes_bytes": tuple(values["sizes_bytes"])})
-
-
-@dataclass
-class Contender:
-    """One implementation, compiled, with its input in place."""
-
-    name: str
-    call: Callable[[Any], jax.Array]
-    operand: Any
-    times_s: list[float]
+        lists = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+        return Spec(**{**values, **lists})
 
 
 def values_of_rank(rank: int, count: int, dtype: np.dtype, op: str) -> np.ndarray:
@@ -91,19 +87,17 @@ def values_of_rank(rank: int, count: int, dtype: np.dtype, op: str) -> np.ndarra
     return ((index % 7 + 1) * (rank + 1)).astype(dtype)
 
 
-def count_wrong(spec: Spec, count: int, result: jax.Array) -> int:
-    """How many elements of this process's results differ from numpy's reduction."""
+def count_wrong(spec: Spec, count: int, results: dict[int, np.ndarray]) -> int:
+    """How many elements of the results, by rank, differ from numpy's."""
     dtype = jnp.dtype(spec.dtype)
-    exact = np.dtype(np.bool_) if dtype == np.bool_ and spec.op in ("and", "or") else None
-    exact = exact or np.dtype(np.float64 if jnp.issubdtype(dtype, jnp.floating) else np.int64)
-    expected = values_of_rank(0, count, dtype, spec.op).astype(exact)
-    for rank in range(1, spec.ranks):
-        other = values_of_rank(rank, count, dtype, spec.op).astype(exact)
-        expected = FOLDS[spec.op](expected, other)
-    if spec.op == "mean":
-        expected = expected / spec.ranks
-    expected = expected.astype(result.dtype)
-    return sum(int((np.asarray(s.data) != expected).sum()) for s in result.addressable_shards)
+    exact = dtype
+    if spec.kind.reduces and dtype != np.bool_:
+        exact = np.dtype(np.float64 if jnp.issubdtype(dtype, jnp.floating) else np.int64)
+    operands = [values_of_rank(r, count, dtype, spec.op).astype(exact) for r in range(spec.ranks)]
+    return sum(
+        int((got != spec.kind.expected(operands, rank, spec).astype(got.dtype)).sum())
+        for rank, got in results.items()
+    )
 
 
 class Bench:
@@ -116,62 +110,132 @@ class Bench:
             import jaxring
 
             self.comm = jaxring.init()
-        if spec.mode == "mesh" or spec.against == "lax":
+        self.on_mesh = spec.mode == "mesh" or spec.against in MESH_PEERS
+        if self.on_mesh:
             self.mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+        self.rank = self.comm.rank if self.comm else jax.process_index()
+        self.mode = Mode(spec.patience_s, self.agreed, self.rank == 0)
 
-    def over_mesh(self, function: Callable[[Any], Any]) -> Callable[[Any], jax.Array]:
-        return jax.jit(jax.shard_map(function, mesh=self.mesh, in_specs=P(AXIS), out_specs=P()))
+    def agreed(self, word: bool) -> bool:
+        """What process 0 says, on all."""
+        if self.comm is not None:
+            return self.comm.broadcast_object(word)
+        if jax.process_count() == 1:
+            return word
+        words = np.full(1, word and self.rank == 0, np.int32)
+        return bool(multihost_utils.process_allgather(words).any())
 
-    def sharded_operand(self, count: int) -> jax.Array:
-        dtype = jnp.dtype(self.spec.dtype)
+    def compiled(self, function: Callable[[Any], Any], on_mesh: bool) -> Callable[[Any], Any]:
+        if on_mesh:  # Each rank gives its own result: not all collectives have equal ones.
+            rows = P(AXIS)
+            function = jax.shard_map(
+                function, mesh=self.mesh, in_specs=rows, out_specs=rows, check_vma=False
+            )
+        return jax.jit(function, donate_argnums=() if self.spec.outputs == "fresh" else (0,))
 
-        def shard(index):
-            rank = (index[0].start or 0) // count
-            return values_of_rank(rank, count, dtype, self.spec.op)
+    def pieces(self, count: int) -> list[int]:
+        """Elements of each leaf: sizes differ, as those of a model's parameters do."""
+        weights = [(i % 7 + 1) ** 3 for i in range(self.spec.leaves)]
+        ends = [count * sum(weights[: i + 1]) // sum(weights) for i in range(len(weights))]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
-        sharding = NamedSharding(self.mesh, P(AXIS))
-        return jax.make_array_from_callback((count * self.mesh.size,), sharding, shard)
+    def operand(self, count: int, on_mesh: bool) -> Any:
+        spec, dtype = self.spec, jnp.dtype(self.spec.dtype)
+
+        def leaf(piece: int) -> jax.Array:
+            if not on_mesh:
+                rank = self.comm.rank if self.comm else 0
+                return jnp.asarray(values_of_rank(rank, piece, dtype, spec.op))
+
+            def shard(index):
+                rank = (index[0].start or 0) // piece
+                return values_of_rank(rank, piece, dtype, spec.op)
+
+            sharding = NamedSharding(self.mesh, P(AXIS))
+            return jax.make_array_from_callback((piece * self.mesh.size,), sharding, shard)
+
+        leaves = [leaf(piece) for piece in self.pieces(count)]
+        return tuple(leaves) if len(leaves) > 1 else leaves[0]
+
+    def by_rank(self, result: Any) -> dict[int, np.ndarray]:
+        """This process's results of a call with one leaf."""
+        if self.comm is not None:
+            return {self.comm.rank: np.asarray(result)}
+        length = result.shape[0] // self.mesh.size
+        shards = result.addressable_shards
+        return {(s.index[0].start or 0) // length: np.asarray(s.data) for s in shards}
+
+    def contender(self, name: str, call: Callable[[Any], Any], count: int, on_mesh: bool):
+        spec = self.spec
+        consumes = spec.outputs != "fresh"
+        result = Contender(
+            name,
+            self.compiled(chained(call, max(1, spec.chain), spec), on_mesh),
+            self.operand(count, on_mesh),
+            consumes=consumes,
+        )
+        if spec.chain:
+            result.once = self.compiled(chained(call, 1, spec), on_mesh)
+        return result
 
     def contenders(self, count: int) -> list[Contender]:
         """Ours first, then the peer."""
-        import jaxring
-
         spec = self.spec
         axis = self.comm or AXIS
 
-        def ours(x):
-            return jaxring.allreduce(x, axis, spec.op, algorithm=spec.algorithm)
+        def ours(x, algorithm=spec.algorithm):
+            return spec.kind.ours(x, axis, replace(spec, algorithm=algorithm))
 
-        sharded = None
-        if spec.mode == "mesh" or spec.against == "lax":
-            sharded = self.sharded_operand(count)
-        if self.comm is None:
-            result = [Contender("jaxring", self.over_mesh(ours), sharded, [])]
-        else:
-            mine = values_of_rank(self.comm.rank, count, jnp.dtype(spec.dtype), spec.op)
-            result = [Contender("jaxring", jax.jit(ours), jnp.asarray(mine), [])]
-        if spec.against == "lax":
-            psum = LAX_OPS[spec.op]
-            result.append(Contender("lax", self.over_mesh(lambda x: psum(x, AXIS)), sharded, []))
+        on_mesh = self.comm is None
+        result = [self.contender("jaxring", ours, count, on_mesh)]
+        for name in spec.algorithms:
+            call = functools.partial(ours, algorithm=name)
+            result.append(self.contender(name, call, count, on_mesh))
+        if spec.against:
+            peer = peer_of(spec)
+            on_mesh = spec.against in MESH_PEERS
+            call = functools.partial(peer, axis=AXIS, spec=spec)
+            result.append(self.contender(spec.against, call, count, on_mesh))
         return result
+
+    def check(self, count: int) -> int | None:
+        """The number of wrong elements of a call by itself."""
+        spec = self.spec
+        if not spec.check or spec.leaves > 1:
+            return None
+        alone = Bench.__new__(Bench)
+        alone.__dict__ = {**self.__dict__, "spec": replace(spec, outputs="fresh", chain=0)}
+        contender = alone.contenders(count)[0]
+        return count_wrong(spec, count, self.by_rank(contender.call(contender.operand)))
+
+    def rounds(self, contenders: list[Contender], calls: int) -> int:
+        """Contenders take turns; how many rounds met the machine's slow mode, on process 0."""
+
+        def run() -> None:
+            for contender in contenders:
+                contender.time_calls(calls)
+
+        def forget() -> None:
+            for contender in contenders:
+                contender.forget_calls(calls)
+
+        return self.mode.rounds(self.spec.rounds, run, forget)
 
     def measure(self, size_bytes: int) -> dict[str, Any]:
         """One line of the table: medians over all rounds, contenders taking turns."""
         import jaxring
 
         spec = self.spec
-        count = max(1, size_bytes // jnp.dtype(spec.dtype).itemsize)
-        contenders = self.contenders(count)
-        for contender in contenders:
-            for _ in range(spec.warmup):
-                contender.call(contender.operand).block_until_ready()
+        count = spec.count_of(size_bytes)
+        operand_count = count // spec.ranks if spec.kind.shrinks else count
+        wrong = self.check(operand_count)
         jaxring.stats(reset=True)
-        wrong = None
-        if spec.check:
-            wrong = count_wrong(spec, count, contenders[0].call(contenders[0].operand))
-        for _ in range(spec.rounds):
+        with jaxring.config.override(in_place=spec.outputs == "in-place"):
+            contenders = self.contenders(operand_count)
             for contender in contenders:
-                time_calls(contender, calls_per_round(size_bytes))
+                contender.warm_up(spec.warmup)
+            # Inside too: elsewhere the setting has another value, and jit compiles anew.
+            slow_rounds = self.rounds(contenders, calls_per_round(size_bytes * max(1, spec.chain)))
         ran = max(jaxring.stats(), key=lambda entry: entry["operations"], default={})
         return {
             "size_bytes": count * jnp.dtype(spec.dtype).itemsize,
@@ -180,28 +244,37 @@ class Bench:
             "transport": ran.get("transport", "none"),
             "wrong": wrong,
             "calls": len(contenders[0].times_s),
-            "times_us": {c.name: 1e6 * statistics.median(c.times_s) for c in contenders},
-            "spread_us": {c.name: quartiles_us(c.times_s) for c in contenders},
+            "slow_rounds": slow_rounds,
+            "times_us": {c.name: c.median_us(spec.chain) for c in contenders},
+            "spread_us": {c.name: c.spread_us(spec.chain) for c in contenders},
         }
 
 
-def calls_per_round(size_bytes: int) -> int:
-    """Equal on all ranks, so by size and not by time."""
-    return max(2, min(50, (1 << 24) // max(size_bytes, 1)))
+def chained(call: Callable[[Any], Any], times: int, spec: Spec) -> Callable[[Any], Any]:
+    """`times` operations, each on the result of the one before."""
+
+    def again(result: Any) -> Any:
+        if spec.collective == "reduce_scatter":
+            return jnp.tile(result, spec.ranks)
+        if spec.collective == "all_gather":
+            return result[: result.shape[0] // spec.ranks]
+        return result
+
+    def function(x: Any) -> Any:
+        for i in range(times):
+            x = call(x if i == 0 else again(x))
+        return x
+
+    return function
 
 
-def time_calls(contender: Contender, calls: int) -> None:
-    """Times each call until its result is there, and the freeing of that result."""
-    call, operand = contender.call, contender.operand
-    for _ in range(calls):
-        start = time.perf_counter()
-        call(operand).block_until_ready()
-        contender.times_s.append(time.perf_counter() - start)
-
-
-def quartiles_us(times_s: list[float]) -> tuple[float, float]:
-    first, _, third = statistics.quantiles(times_s, n=4)
-    return 1e6 * first, 1e6 * third
+def peer_of(spec: Spec) -> Callable[..., Any]:
+    """The peer's version of the call: (x, axis, spec) -> result."""
+    if spec.against == "mpi4jax":
+        return functools.partial(by_mpi4jax, spec.collective)
+    peer = spec.kind.peer
+    assert peer is not None, "bench.py asks for peers that exist"
+    return peer
 
 
 def main(spec_path: str) -> None:
@@ -210,9 +283,12 @@ def main(spec_path: str) -> None:
     if jnp.dtype(spec.dtype).itemsize == 8:
         jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_num_cpu_devices", spec.devices)
+    if spec.against == "mpi":
+        jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    if spec.against in MPI_PEERS and spec.mode == "mesh":
+        jax.distributed.initialize(cluster_detection_method="mpi4py")
     bench = Bench(spec)
-    rank = bench.comm.rank if bench.comm else jax.process_index()
-    with open(f"{spec.results}.{rank}", "w") as file:
+    with open(f"{spec.results}.{bench.rank}", "w") as file:
         for size_bytes in spec.sizes_bytes:
             file.write(json.dumps(bench.measure(size_bytes)) + "\n")
             file.flush()

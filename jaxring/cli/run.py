@@ -3,18 +3,24 @@ them."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import json
 import os
 import secrets
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from jaxring import errors, launcher
-from jaxring._src.store import StoreServer, format_address, parse_address
+from jaxring import bootstrap, errors, launcher
+from jaxring._src.interfaces import refuse_loopback
+from jaxring._src.store import StoreServer, TcpStore, format_address, parse_address
+from jaxring._src.store_server import GONE_KEY
+from jaxring.cli import files, programs, shown
+from jaxring.config import config
 
 HELP = """Start a Python program on several processes, each with its own rank.
 
@@ -27,13 +33,22 @@ Examples:
 
   jaxring run -n 4 -m mypackage.train --epochs 3
 
+  jaxring run -n 4 python train.py             (or another program, as with mpirun)
+
+  jaxring run -n 4 --restarts 3 train.py       (elastic: see jaxring.elastic)
+
+  jaxring run -n 4 --json ended.json train.py  (exit code, signal and seconds of each rank)
+
   jaxring run -n 4 --distributed train.py      (jax.distributed.initialize() is called first)
 
   JAXRING_SECRET=… jaxring run --hosts 2 --host-rank 0 --coordinator h0:5000 --per-host 4 train.py
+
+Exit codes: 0; that of the first rank that failed by itself; 128 + n if signal n ended it, or this
+command; 2 if nothing was started.
 """
 
 
-class RunCommand(TyperCommand):
+class RunCommand(shown.Command):
     """Leaves everything after the script, or after -m MODULE, to the program, as `python` does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -45,12 +60,17 @@ class RunCommand(TyperCommand):
             i += 2 if args[i] in takes_value else 1
             if args[i - 2 : i - 1] in (["-m"], ["--module"]):
                 break
+        if i > len(args):  # the last option lacks its value
+            return super().parse_args(ctx, args)
         return super().parse_args(ctx, [*args[:i], "--", *args[i + (args[i : i + 1] == ["--"]) :]])
 
 
 def run(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]…", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]", show_default=False, help="What to run, and its own arguments."
+        ),
     ] = None,
     module: Annotated[
         str | None, typer.Option("-m", "--module", help="Run a module instead of a script.")
@@ -67,12 +87,31 @@ def run(
         str | None,
         typer.Option(help="host:port of host 0 where ranks meet.", show_default="free port here"),
     ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="Elastic: on this host start failed processes again, this often in all; the "
+            "others go on meanwhile.",
+            show_default="the job ends when a rank fails",
+        ),
+    ] = None,
     distributed: Annotated[
         bool,
         typer.Option("--distributed", help="Call jax.distributed.initialize() in each process."),
     ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write how each process ended to this file."),
+    ] = None,
 ) -> None:
-    arguments = _program(module, program or [], distributed)
+    if restarts is not None and (restarts < 0 or distributed):
+        raise errors.UsageError(
+            "run: expected --restarts >= 0, without --distributed, as jax.distributed ends all "
+            f"processes when one has died; got --restarts {restarts}"
+        )
+    if json_file is not None:
+        files.require_writable("run: --json", json_file)
+    argv = programs.command(module, program or [], distributed)
     here, world_size = _sizes(ranks, hosts, host_rank, per_host)
     secret = os.environ.get("JAXRING_SECRET")
     if hosts > 1 and (secret is None or coordinator is None):
@@ -80,6 +119,8 @@ def run(
             "run: several hosts need --coordinator host:port and, so that no stranger can join, "
             "the same random JAXRING_SECRET in the environment on each host"
         )
+    if hosts > 1 and coordinator is not None:
+        refuse_loopback(coordinator, "run")
     secret = secret or secrets.token_hex(16)
     server = None
     if not host_rank:
@@ -98,17 +139,39 @@ def run(
     commands = [
         launcher.Command(
             first + i,
-            [sys.executable, *arguments],
+            argv,
             {**base, "JAXRING_RANK": str(first + i), "JAXRING_LOCAL_RANK": str(i)},
         )
         for i in range(here)
     ]
+    store = TcpStore(parse_address(str(coordinator)), secret)
+
+    def tell_gone(count: int) -> None:
+        with contextlib.suppress(errors.Error):  # host 0 has gone, and the ranks will say so
+            store.set(f"{GONE_KEY}{host_rank or 0}", str(count))
+
+    def tell_left(rank: int, pid: int) -> None:
+        with contextlib.suppress(errors.Error):
+            bootstrap.tell_left(store, rank, pid)
+
+    begin = time.monotonic()
     try:
-        outcome = launcher.launch(commands, _print)
+        outcome = launcher.launch(
+            commands,
+            _print,
+            stopped_s=config.timeout_s,
+            restarts=restarts,
+            on_gone=tell_gone,
+            on_left=tell_left,
+        )
     finally:
         if server is not None:
             server.close()
-    raise typer.Exit(_conclude(outcome))
+    if json_file is not None:
+        document = summary(outcome, world_size, time.monotonic() - begin)
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    _conclude(outcome)
+    raise typer.Exit(outcome.exit_code)
 
 
 run.__doc__ = HELP
@@ -137,23 +200,6 @@ def _sizes(
     return here, here * hosts
 
 
-def _program(module: str | None, program: list[str], distributed: bool) -> list[str]:
-    """What follows `python` on the children's command line."""
-    if module is not None:
-        if importlib.util.find_spec(module.split(".")[0]) is None:
-            raise errors.UsageError(f"run: no module named {module!r}; is it installed, or here?")
-        arguments = ["-m", module, *program]
-    elif not program:
-        raise errors.UsageError("run: no script given; for example: jaxring run -n 4 train.py")
-    elif not os.path.exists(program[0]):
-        raise errors.UsageError(f"run: no script {program[0]!r} in {os.getcwd()}")
-    else:
-        arguments = program
-    # -P: jaxring itself must not be looked for in the current folder, which may be a source tree.
-    child = ["-P", "-m", "jaxring.cli.distributed_child"]
-    return [*child, *arguments] if distributed else arguments
-
-
 def _serve(coordinator: str | None, secret: str) -> StoreServer:
     host, port = parse_address(coordinator) if coordinator else ("127.0.0.1", 0)
     try:
@@ -167,24 +213,43 @@ def _serve(coordinator: str | None, secret: str) -> StoreServer:
 
 def _print(rank: int, name: str, line: bytes) -> None:
     stream: Any = sys.stdout if name == "stdout" else sys.stderr
-    stream.buffer.write(b"[%d] %s\n" % (rank, line))
-    stream.buffer.flush()
+    try:
+        stream.buffer.write(b"[%d] %s\n" % (rank, line))
+        stream.buffer.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would fail again at the interpreter's end: exit code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
 
 
-def _conclude(outcome: launcher.Outcome) -> int:
-    """Says how it ended and gives the exit code."""
+def summary(outcome: launcher.Outcome, world_size: int, seconds: float) -> dict[str, Any]:
+    """What --json writes; `ranks` are the processes of this host."""
+    failure, stopped = outcome.failure, {pid for _, pid in outcome.stopped}
+    cause = None
+    if failure is not None:
+        cause = {"rank": failure.rank, "pid": failure.pid, "how": failure.how}
+        cause["last_lines"] = list(failure.last_lines)
+    return {
+        "exit_code": outcome.exit_code,
+        "signal": None if outcome.signal is None else signal.Signals(outcome.signal).name,
+        "cause": cause,
+        "world_size": world_size,
+        "seconds": round(seconds, 3),
+        "ranks": [{**end.row(), "stopped": end.pid in stopped} for end in outcome.ends],
+    }
+
+
+def _conclude(outcome: launcher.Outcome) -> None:
+    """Says how it ended, where it did not end well."""
     if outcome.signal is not None:
         print(f"jaxring run: ended by {signal.Signals(outcome.signal).name}", file=sys.stderr)
-        return 128 + outcome.signal
-    if outcome.failure is None:
-        return 0
-    failure = outcome.failure
-    print(
-        f"\njaxring run: rank {failure.rank} (pid {failure.pid}) {failure.how}",
-        end="",
-        file=sys.stderr,
-    )
-    print("; its last words:" if failure.last_lines else ".", file=sys.stderr)
-    for line in failure.last_lines:
-        print(line, file=sys.stderr)
-    return failure.exit_code
+    elif (failure := outcome.failure) is not None:
+        who = f"rank {failure.rank} (pid {failure.pid}) {failure.how}"
+        end = "; its last words:" if failure.last_lines else "."
+        print(f"\njaxring run: {who}{end}", *failure.last_lines, sep="\n", file=sys.stderr)
+    for rank, pid in outcome.stopped:
+        print(
+            f"jaxring run: rank {rank} (pid {pid}) was stopped (SIGSTOP) when the others were "
+            "ended: look there first",
+            file=sys.stderr,
+        )
