@@ -1,6 +1,8 @@
 """allreduce in communicator mode, in a world of one; several processes are in
 tests/multiprocess."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,3 +98,67 @@ def test_program_for_several_devices(comm, make_spmd):
     sharding = jax.NamedSharding(make_spmd({"x": 2}).mesh, jax.P("x"))
     with pytest.raises(jaxring.UsageError, match="this program is for 2"):
         jax.jit(lambda x: jaxring.allreduce(x, comm))(jax.device_put(X, sharding))
+
+
+def calls_of(text):
+    """(operands, results) of each call, by name."""
+    found = re.findall(
+        r"(%\S+?)(?::\d+)? = stablehlo.custom_call @jaxring_collective\((.*?)\)", text
+    )
+    return [(operands.split(", "), result) for result, operands in found]
+
+
+def test_a_call_waits_for_a_result_of_the_one_before(comm):
+    """Not for a scalar of its own, whose buffer XLA would give away (docs/training.md)."""
+
+    def f(tree, y):
+        first = jaxring.allreduce(tree, comm)
+        second = jaxring.allreduce(y, comm)
+        third = jaxring.allreduce(second * 0 + y, comm)
+        return first, second, third, jaxring.allreduce(third, comm)
+
+    operands = {"empty": np.zeros(0, np.float32), "large": X, "small": np.float32(1)}
+    (first, one), (second, two), (third, three), (fourth, _) = calls_of(
+        jax.jit(f).lower(operands, X).as_text()
+    )
+    assert len(first) == 1 + 3
+    assert second[1:-1] == [f"{one}#2"]  # its smallest leaf that is not empty
+    assert third[1:-1] == [two]
+    assert fourth[1:] == [three]  # it is the operand anyway
+
+
+def test_empty_calls_are_chained_too(comm):
+    def f(x, y):
+        return jaxring.allreduce(x, comm), jaxring.allreduce(y, comm)
+
+    text = jax.jit(f).lower(np.zeros(0, np.float32), X).as_text()
+    (_, one), (second, _) = calls_of(text)
+    assert second[1:-1] == [f"{one}#0"]
+    assert text.count("ordered = true") == 1
+    empty, y = jax.jit(f)(np.zeros(0, np.float32), X)
+    assert empty.shape == (0,)
+    np.testing.assert_array_equal(y, X)
+
+
+def test_in_place_where_the_program_computes_the_operand(comm):
+    """As gradients are; an argument is copied before it is written over, so it is left alone."""
+    aliased = "output_operand_alias"
+
+    def computed(x):
+        return jaxring.allreduce_done(jaxring.allreduce_start(jnp.sin(x), comm))
+
+    def given(x):
+        return jaxring.allreduce_done(jaxring.allreduce_start(x, comm))
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(jaxring.reduce_gradients_of(x, comm) ** 2))(x)
+
+    def plain(x):
+        return jaxring.allreduce(jnp.sin(x), comm)
+
+    ways = computed, given, gradient, plain
+    found = [aliased in jax.jit(f).lower(X).as_text() for f in ways]
+    assert found == [True, False, True, False]
+    x = jnp.asarray(X)
+    np.testing.assert_allclose(jax.jit(computed)(x), np.sin(X), rtol=1e-6)
+    np.testing.assert_array_equal(x, X)

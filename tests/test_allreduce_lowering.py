@@ -184,6 +184,20 @@ def test_explicit_mesh_all_manual(check_vma):
     np.testing.assert_array_equal(jax.jit(f)(x), X[:4].reshape(2, 2, 4).sum(0))
 
 
+def test_vmap_over_an_explicit_axis_keeps_it():
+    """The batch dimension stays sharded; only the primitive's lowering can know that it is."""
+    mesh, x = explicit_axis_beside(jax.sharding.AxisType.Explicit)
+    x = jax.device_put(x, jax.NamedSharding(mesh, P("y", "x")))
+    with jax.set_mesh(mesh):
+        f = jax.vmap(
+            jax.shard_map(lambda x: jaxring.allreduce(x, "x"), in_specs=P("x"), out_specs=P(None))
+        )
+        for g in (f, jax.jit(f)):
+            y = g(x)
+            assert y.sharding.spec == P("y", None)
+            np.testing.assert_array_equal(y, X[:4].reshape(4, 2, 2).sum(1))
+
+
 def partial_auto():
     mesh, x = explicit_axis_beside(jax.sharding.AxisType.Auto)
     f = jax.shard_map(

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import jaxring
-from jaxring._src import primitive, reductions
+from jaxring._src import native_facts, reductions
 
-LISTS = primitive.lists()
+LISTS = native_facts.lists()
 FACTORS = {
     "algorithm": [a["name"] for a in LISTS["algorithms"]],
     "size": list(range(1, 9)),

@@ -30,10 +30,15 @@ def test_defaults():
         "timeout_s": 300.0,
         "warn_s": 30.0,
         "log_level": "warning",
+        "transport": "auto",
+        "interface": "auto",
+        "flight_dir": "",
+        "timeline": "",
         "algorithm": "auto",
         "deterministic": False,
         "bucket_bytes": 32 << 20,
         "chunk_bytes": 0,
+        "in_place": False,
         "fallback": "error",
     }
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxring
 from jaxring import errors
-from jaxring._src import primitive
+from jaxring._src import native_facts
 
 KINDS = [
     errors.UsageError,
@@ -20,7 +20,7 @@ KINDS = [
 
 
 def test_native_kinds_are_ours():
-    native = set(primitive.lists()["error_kinds"])
+    native = set(native_facts.lists()["error_kinds"])
     # UnboundAxisError is raised while tracing only, so native code doesn't know it.
     assert native == {kind.__name__ for kind in KINDS} - {"UnboundAxisError"}
 

@@ -1,6 +1,5 @@
 """The example trains the same with lax and with jaxring, and the demo's checks are able to fail."""
 
-import importlib.util
 import json
 import os
 import re
@@ -10,21 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from by_place import EXAMPLES, load
 
 pytest.importorskip("optax")
 pytest.importorskip("sklearn")
-
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def train(folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> dict:
@@ -42,6 +30,7 @@ def train(folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> dict:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_training_equals_lax_on_devices_and_processes(tmp_path):
     lax = train(tmp_path, "--collectives=lax", "--devices=2")
     devices = train(tmp_path, "--collectives=jaxring", "--devices=2", "--algorithm=ring")
@@ -59,6 +48,7 @@ def test_training_equals_lax_on_devices_and_processes(tmp_path):
     assert devices["stats"][0]["transport"] != processes["stats"][0]["transport"]
 
 
+@pytest.mark.slow
 def test_training_does_not_amplify_the_order_of_summation(tmp_path):
     """What the demo's comparison of losses rests on, over as many steps as it makes."""
     flags = "--devices=4", "--epochs=10"
@@ -71,6 +61,23 @@ def test_training_does_not_amplify_the_order_of_summation(tmp_path):
 def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="--batch=9 is not divisible by 2 ranks"):
         train(tmp_path, "--collectives=lax", "--devices=2", "--batch=9")
+
+
+def test_the_elastic_example_survives_a_death():
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    script = [str(EXAMPLES / "train_elastic.py"), "--kill_rank=1", "--kill_step=32"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxring", "run", "-n", "2", "--restarts", "0", *script],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONSAFEPATH": "1"},
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[0] from step 0 on with 2 ranks" in done.stdout
+    assert "[0] from step 30 on with 1 ranks" in done.stdout
+    (accuracy,) = re.findall(r"test accuracy (0\.\d+) after 150 steps, 30 commits", done.stdout)
+    assert float(accuracy) > 0.93
 
 
 def test_the_readme_example_prints_what_it_says(tmp_path):

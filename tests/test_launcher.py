@@ -1,10 +1,16 @@
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 
-from jaxring import launcher
+from process_ends import ended
 
-TRACEBACK = launcher._TRACEBACK
+from jaxring import launcher
+from jaxring._src import launched, outcomes
+
+TRACEBACK = outcomes._TRACEBACK
 
 
 class Collected(list):
@@ -26,22 +32,6 @@ def launch(*programs, sink=None, **options):
     return launcher.launch(commands, sink if sink is not None else Collected(), **options)
 
 
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def ended(pids):
-    """Whether all have ended, or do so at once: a signal takes its time."""
-    deadline = time.monotonic() + 5
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
-
-
 def test_all_lines_come_whole():
     many = (
         "import os\nos.write(1, b''.join(b'%d %s\\n' % (i, b'x' * (i % 70)) for i in range(5000)))"
@@ -59,7 +49,7 @@ def test_all_lines_come_whole():
 
 def test_streams_are_kept_apart_and_long_lines_cut():
     sink = Collected()
-    size = 3 * launcher.LINE_BYTES_MAX
+    size = 3 * launched.LINE_BYTES_MAX
     launch(f"import sys; sys.stderr.write('e'); sys.stdout.write('o' * {size})", sink=sink)
     assert sink.of(0, "stderr") == ["e"]
     assert sum(map(len, sink.of(0))) == size
@@ -122,6 +112,62 @@ def test_grandchildren_end_too():
 
 def test_last_words_have_the_whole_chain():
     unrelated = [TRACEBACK, "  old", "KeyError: 1", "and so on"]
-    chain = [TRACEBACK, "A: 1", "", launcher._CHAINED[0] + " of …", "", TRACEBACK, "B: 2"]
-    assert launcher.last_words(unrelated + chain) == chain
-    assert launcher.last_words([str(i) for i in range(50)]) == [str(i) for i in range(30, 50)]
+    chain = [TRACEBACK, "A: 1", "", outcomes._CHAINED[0] + " of …", "", TRACEBACK, "B: 2"]
+    assert outcomes.last_words(unrelated + chain) == chain
+    assert outcomes.last_words([str(i) for i in range(50)]) == [str(i) for i in range(30, 50)]
+
+
+STOPPED = "import os, signal, time\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3)"
+
+
+def test_a_stopped_process_is_not_waited_for_without_end(monkeypatch):
+    """Its parent waited for ever, once all others had ended well."""
+    monkeypatch.setattr(launched, "STOPPED_NOTE_S", 0.5)
+    monkeypatch.setattr(launcher, "LOOK_S", 0.1)
+    sink = Collected()
+    begin = time.monotonic()
+    outcome = launch("pass", STOPPED, "import time\ntime.sleep(4)", sink=sink, stopped_s=2.0)
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.code, outcome.failure.exit_code) == (1, -9, 137)
+    assert "stopped (SIGSTOP)" in outcome.failure.how
+    (line,) = sink.of(1, "stderr")
+    assert f"kill -CONT {outcome.failure.pid} lets it go on" in line
+    assert time.monotonic() - begin < 15
+
+
+def test_a_stopped_process_may_go_on(monkeypatch):
+    monkeypatch.setattr(launcher, "LOOK_S", 0.1)
+
+    def wake():
+        children = subprocess.run(
+            ["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=True
+        )
+        for pid in children.stdout.split():
+            if launched.is_stopped(int(pid)):
+                os.kill(int(pid), signal.SIGCONT)
+
+    timer = threading.Timer(1.5, wake)
+    timer.start()
+    assert launch("pass", STOPPED, stopped_s=60.0) == launcher.Outcome()
+    timer.join()
+
+
+def test_a_stopped_process_is_named_when_another_fails():
+    outcome = launch("import time; time.sleep(2); 1 / 0", STOPPED)
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.stopped) == (0, ((1, outcome.ends[1].pid),))
+
+
+def test_how_each_ended_and_who_left_early():
+    left = []
+    outcome = launch(
+        "pass",
+        "import time; time.sleep(2); raise SystemExit(3)",
+        "import time; time.sleep(100)",
+        on_left=lambda rank, pid: left.append((rank, pid)),
+    )
+    assert left == [(0, outcome.ends[0].pid)]
+    rows = [end.row() for end in outcome.ends]
+    found = [(row["exit_code"], row["signal"], row["ended_by_launcher"]) for row in rows]
+    assert found == [(0, None, False), (3, None, False), (None, "SIGTERM", True)]
+    assert 2 < rows[1]["seconds"] < 15

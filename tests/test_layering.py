@@ -1,6 +1,6 @@
 """Holds docs/design.md's layers by reading #includes and imports; nothing is compiled or imported.
 
-core <- algorithms <- {host, cuda} <- communicator <- ffi <- jaxring/_src <- public Python
+core <- algorithms <- {host, cuda} <- communicator <- ffi <- cuda_ffi <- _src <- public Python
 """
 
 import ast
@@ -21,15 +21,30 @@ CPP_LAYERS = {
     "transport": {"core"},
     "communicator": {"core", "algorithms", "host", "cuda", "transport"},
     "ffi": {"core", "algorithms", "host", "cuda", "communicator"},
+    # Of a module of its own, so that nothing else may see it.
+    "cuda_ffi": {"core", "algorithms", "cuda", "communicator", "ffi"},
 }
 # Layers that know nothing but C++ itself: no operating system, no CUDA runtime, no intrinsics.
 CPP_PURE = {"core", "algorithms"}
-# What only ffi/ may see.
+# What only these may see.
+CPP_FFI = {"ffi", "cuda_ffi"}
 CPP_FFI_ONLY = re.compile(r"(xla|nanobind|pybind11)/|Python\.h$|absl/|tsl/")
 
 # Below jaxring/_src: these hold state that the rules of _src need.
 PY_BELOW_SRC = {"jaxring.errors", "jaxring.config", "jaxring.bootstrap", "jaxring.communicator"}
-PY_NATIVE_USERS = {"jaxring._src.primitive", "jaxring.communicator"}
+PY_NATIVE_USERS = {
+    "jaxring._src.custom_call",
+    "jaxring._src.engine",
+    "jaxring._src.native_facts",
+    "jaxring.communicator",
+}
+# CUDA's headers: of runtime and driver in two files, so that the rest can be tested without.
+CUDA_HEADERS = re.compile(r"(cuda|nccl)[a-z_]*\.h$")
+CUDA_RUNTIME_USERS = {
+    "xla_ffi/cuda_ffi/cuda_multicast.cc",
+    "xla_ffi/cuda_ffi/cuda_runtime.cc",
+}
+PY_CUDA_USERS = {"jaxring._src.cuda"}
 PY_PRIVATE_JAX_USERS = {"jaxring._src._compat"}
 
 
@@ -43,7 +58,7 @@ def cpp_violations(root: Path) -> Iterator[str]:
             yield f"{where}: {layer} is no layer; known: {', '.join(CPP_LAYERS)}"
             continue
         for header in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M):
-            problem = cpp_include_problem(layer, header)
+            problem = cpp_include_problem(layer, header) or cuda_problem(layer, where, header)
             if problem:
                 yield f"{where}: includes {header}: {problem}"
 
@@ -54,11 +69,19 @@ def cpp_include_problem(layer: str, header: str) -> str | None:
         if target != layer and target not in CPP_LAYERS[layer]:
             return f"{layer} must not see {target}"
         return None
-    if CPP_FFI_ONLY.match(header) and layer != "ffi":
+    if CPP_FFI_ONLY.match(header) and layer not in CPP_FFI:
         return "only ffi sees XLA and Python"
     if layer in CPP_PURE and not re.fullmatch(r"[a-z_]+", header):
         return f"{layer} includes the C++ standard library only"
     return None
+
+
+def cuda_problem(layer: str, where: Path, header: str) -> str | None:
+    if not CUDA_HEADERS.match(header) or str(where) in CUDA_RUNTIME_USERS:
+        return None
+    if layer == "cuda" and where.suffix in {".cu", ".cuh"}:
+        return None
+    return "only kernels and cuda_ffi/cuda_*.cc include CUDA's headers"
 
 
 def module_name(root: Path, path: Path) -> str:
@@ -89,7 +112,7 @@ def imports(root: Path, path: Path, modules: set[str]) -> Iterator[tuple[str, in
             source = ".".join(base + ([node.module] if node.module else []))
             for alias in node.names:
                 inner = f"{source}.{alias.name}"
-                is_module = inner in modules or alias.name in {"_native", "_src"}
+                is_module = inner in modules or alias.name in {"_native", "_cuda", "_src"}
                 yield inner if is_module else source, node.lineno
 
 
@@ -119,7 +142,9 @@ def python_import_problem(module: str, target: str) -> str | None:
     if not module.startswith("jaxring"):
         return None
     if target.startswith("jaxring._native") and module not in PY_NATIVE_USERS:
-        return "only _src/primitive.py and communicator.py use the native module"
+        return f"only {', '.join(sorted(PY_NATIVE_USERS))} use the native module"
+    if target.startswith("jaxring._cuda") and module not in PY_CUDA_USERS:
+        return "only _src/cuda.py uses the CUDA module"
     if target.startswith("jaxring.cli") and not module.startswith(
         ("jaxring.cli", "jaxring.__main")
     ):
@@ -174,10 +199,16 @@ def test_python_layers():
         ("xla_ffi/communicator.cc", '#include "xla/ffi/api/ffi.h"', "only ffi sees XLA"),
         ("xla_ffi/host/a.h", "#include <nanobind/nanobind.h>", "only ffi sees XLA"),
         ("xla_ffi/ffi/a.cc", '#include "xla_ffi/transport/shm.h"', "ffi must not see transport"),
+        ("xla_ffi/ffi/a.cc", '#include "xla_ffi/cuda_ffi/seat.h"', "ffi must not see cuda_ffi"),
+        ("xla_ffi/cuda_ffi/a.cc", '#include "xla_ffi/transport/shm.h"', "must not see transport"),
+        ("xla_ffi/cuda_ffi/a.cc", "#include <cuda_runtime_api.h>", "CUDA's headers"),
+        ("xla_ffi/communicator/a.cc", "#include <cuda_runtime.h>", "CUDA's headers"),
+        ("xla_ffi/cuda_ffi/a.cc", "#include <nccl.h>", "CUDA's headers"),
         ("xla_ffi/extras/a.h", "", "extras is no layer"),
         ("jaxring/_src/a.py", "from jaxring import _native", "use the native module"),
         ("jaxring/optim.py", "import jaxring._native as n", "use the native module"),
         ("jaxring/optim.py", "def f():\n    from . import _native", "use the native module"),
+        ("jaxring/_src/custom_call.py", "from jaxring import _cuda", "uses the CUDA module"),
         ("jaxring/_src/a.py", "import jax._src.core", "private parts of JAX"),
         ("tests/test_a.py", "from jax._src import mesh", "private parts of JAX"),
         ("jaxring/_src/a.py", "from jaxlib import xla_client", "private parts of JAX"),
@@ -204,9 +235,12 @@ def test_what_is_allowed_passes(tmp_path):
         "xla_ffi/core/a.h": '#include <vector>\n#include "xla_ffi/core/b.h"',
         "xla_ffi/host/a.cc": '#include <sys/mman.h>\n#include "xla_ffi/algorithms/ring.h"',
         "xla_ffi/communicator/engine.cc": '#include "xla_ffi/transport/shm.h"',
+        "xla_ffi/cuda_ffi/a.cc": '#include "xla/ffi/api/ffi.h"\n#include "xla_ffi/ffi/b.h"',
+        "xla_ffi/cuda_ffi/cuda_runtime.cc": "#include <cuda_runtime_api.h>",
+        "xla_ffi/cuda/a.cu": "#include <cuda_runtime.h>",
         "xla_ffi/ffi/a.cc": '#include <nanobind/nanobind.h>\n#include "xla_ffi/host/a.h"',
-        "jaxring/__init__.py": "from ._src.primitive import x\nfrom . import config",
-        "jaxring/_src/primitive.py": "from jaxring import _native, config",
+        "jaxring/__init__.py": "from ._src.custom_call import x\nfrom . import config",
+        "jaxring/_src/custom_call.py": "from jaxring import _native, config",
         "jaxring/_src/_compat.py": "import jax._src.core",
         "jaxring/config.py": "import jax\nfrom jaxring import errors",
         "jaxring/errors.py": (

@@ -5,71 +5,19 @@ not only a hang. What conftest's eight devices can't show runs in a child of its
 """
 
 import gc
-import os
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+from mesh_ranks import Ranks, numbers, over_axes, over_axes_reference, total
 
 import jaxring
 from jaxring.testing import spawn
 
 SIZES = (3, 5000, 1)  # with the announcement; one pass over the message; one element
 ENV = {"JAXRING_TIMEOUT_S": "30"}
-
-# JAXRING_TEST_EXECUTIONS=200 is what the engine was accepted with; the default is quicker.
-AT_LEAST = int(os.environ.get("JAXRING_TEST_EXECUTIONS", "0"))
-
-
-def numbers(ranks, calls, execution, size):
-    """(ranks, calls, size) integers below 2**18 that look random; float32 sums of 16 are exact."""
-    r, c, s = np.ogrid[:ranks, :calls, :size]
-    mixed = (r * 7919 + c * 104729 + s * 15485863 + execution * 1299709 + 1) * 2654435761
-    return ((mixed % 2**32) >> 14).astype(np.float32)
-
-
-def total(xs):
-    return np.broadcast_to(xs.sum(0), xs.shape)
-
-
-class Ranks:
-    """The devices of a mesh, running `f`: a list of rows to a list of rows, on each device."""
-
-    def __init__(self, axes, devices=None):
-        devices = devices or jax.devices()[: int(np.prod(list(axes.values())))]
-        grid = np.array(devices).reshape(tuple(axes.values()))
-        self.mesh = jax.sharding.Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-        self.size = grid.size
-
-    def jit(self, f, calls):
-        spec = P(self.mesh.axis_names)
-        rows = jax.shard_map(
-            lambda x: jnp.stack(f([x[0, c] for c in range(calls)]))[None],
-            mesh=self.mesh,
-            in_specs=spec,
-            out_specs=spec,
-            check_vma=False,
-        )
-        return jax.jit(rows)
-
-    def check(self, f, calls, executions, reference=total, size=3, in_flight=1, before=None):
-        """Compares `executions` runs of `f` with `reference`, `in_flight` of them at a time."""
-        executions = max(executions, AT_LEAST)
-        jitted = self.jit(f, calls)
-        for first in range(0, executions, in_flight):
-            batch = range(first, min(first + in_flight, executions))
-            inputs = [numbers(self.size, calls, e, size) for e in batch]
-            outputs = []
-            for e, xs in zip(batch, inputs, strict=True):
-                if before is not None:
-                    before(e)
-                outputs.append(jitted(xs))
-            for e, xs, ys in zip(batch, inputs, outputs, strict=True):
-                np.testing.assert_array_equal(ys, reference(xs), err_msg=f"execution {e}")
 
 
 def sums(xs, axis="x", **how):
@@ -161,15 +109,17 @@ def test_programs_and_compilations_between():
     ranks = Ranks({"x": 4})
     other = Ranks({"x": 4}, jax.devices()[4:8]).jit(sums, 2)
     plain = jax.jit(lambda x: x @ x)
+    launched = []
 
     def before(execution):
         plain(jnp.ones((4, 4)))
-        other(numbers(4, 2, execution, 3))
+        launched.append(other(numbers(4, 2, execution, 3)))
         if execution % 20 == 7:
             jax.clear_caches()
             gc.collect()
 
     ranks.check(sums, calls=6, executions=60, before=before)
+    jax.block_until_ready(launched)  # or they would count in a later test
 
 
 def test_one_lowering_compiled_twice():
@@ -187,28 +137,10 @@ def test_one_lowering_compiled_twice():
 
 # -- Several communicators -------------------------------------------------------------------------
 
-AXES = ("x", "y", ("x", "y"), ("y", "x"))
-
-
-def over_axes(xs):
-    return [jaxring.allreduce(x, AXES[c % 4]) for c, x in enumerate(xs)]
-
-
-def over_axes_reference(shape):
-    def reference(xs):
-        grid = xs.reshape(*shape, *xs.shape[1:])
-        out = np.empty_like(grid)
-        for c in range(xs.shape[1]):
-            axis = {"x": 0, "y": 1, ("x", "y"): (0, 1), ("y", "x"): (0, 1)}[AXES[c % 4]]
-            out[:, :, c] = grid[:, :, c].sum(axis, keepdims=True)
-        return out.reshape(xs.shape)
-
-    return reference
-
 
 @pytest.mark.parametrize("shape", [(2, 4), (3, 2)])
 def test_overlapping_communicators(shape):
-    """Rows, columns and both orders of all devices, without order among them."""
+    """Calls over rows, columns and all devices, without order among them."""
     ranks = Ranks(dict(zip("xy", shape, strict=True)))
     ranks.check(over_axes, 16, 60, over_axes_reference(shape), in_flight=3)
     ranks.check(over_axes, 4, 20, over_axes_reference(shape), size=20_000)

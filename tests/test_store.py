@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -10,19 +11,9 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import pytest
 
 import jaxring
-from jaxring._src.store import MESSAGE_BYTES_MAX, StoreServer, TcpStore
-
-
-@pytest.fixture
-def server():
-    server = StoreServer("127.0.0.1", 0, "secret")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def store(server):
-    return TcpStore(server.address, "secret")
+from jaxring import errors
+from jaxring._src.rendezvous import wait_for_server
+from jaxring._src.store import MESSAGE_BYTES_MAX, StoreServer, TcpStore, format_address
 
 
 def test_set_and_get(store):
@@ -62,6 +53,12 @@ def test_wrong_secret_is_refused(server, store):
     with pytest.raises(AuthenticationError):
         TcpStore(server.address, "guess").ping(5)
     store.ping(5)
+
+
+def test_a_wrong_secret_is_the_reason_that_init_gives(server):
+    where = format_address(*server.address)
+    with pytest.raises(jaxring.TimeoutError, match="the secrets differ: JAXRING_SECRET"):
+        wait_for_server(lambda: (server.address, "guess"), 1, where, 0.5)
 
 
 def test_a_server_without_our_secret_is_refused():
@@ -158,3 +155,20 @@ def test_a_server_that_ends_is_named():
     server.close()
     with pytest.raises(jaxring.PeerError, match=f"store at 127.0.0.1:{server.address[1]} is gone"):
         store.get("x", 1)
+
+
+def test_a_server_without_a_free_descriptor_goes_on(server, store):
+    client = socket.socket()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fds = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fds, before[1]))
+    try:
+        client.connect(server.address)
+        time.sleep(0.3)  # accept fails meanwhile
+        with pytest.raises(errors.UsageError, match="ulimit -n"):
+            store.set("a", "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        client.close()
+    store.set("a", "1")
+    assert store.get("a", 5) == "1"

@@ -14,26 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from mesh_ranks import AT_LEAST, Ranks, numbers, over_axes, over_axes_reference, total
 
 import jaxring
 from jaxring.testing import spawn
 
 ENV = {"JAXRING_TIMEOUT_S": "40"}
-# JAXRING_TEST_EXECUTIONS=200 is what the engine was accepted with; the default is quicker.
-AT_LEAST = int(os.environ.get("JAXRING_TEST_EXECUTIONS", "0"))
-
-
-def numbers(ranks, calls, execution, size=3):
-    """(ranks, calls, size) integers below 2**18 that look random; float32 sums of 16 are exact."""
-    r, c, s = np.ogrid[:ranks, :calls, :size]
-    mixed = (r * 7919 + c * 104729 + s * 15485863 + execution * 1299709 + 1) * 2654435761
-    return ((mixed % 2**32) >> 14).astype(np.float32)
-
-
-def total(xs):
-    return np.broadcast_to(xs.sum(0), xs.shape)
 
 
 def sums(comm, xs, **how):
@@ -144,15 +130,16 @@ def compiling_threads(comm, executions):
     inner = jax.jit(lambda x: jaxring.allreduce(x, comm))
     inner_alone = jax.jit(lambda x: jaxring.allreduce(x, alone))
 
-    def three_copies(x):
-        return [inner_alone(x), inner_alone(x + 1), inner_alone(x + 2)]
-
     def compile_others():
-        for i in range(10_000):
-            if stop.is_set():
-                return
-            jax.jit(three_copies).lower(jnp.float32(i)).compile()
-            jax.clear_caches()
+        # A new function each time. jax.clear_caches() would do too, but it makes the common trace
+        # forget its inner jit half-way, so that this rank's program is another one.
+        while not stop.is_set():
+
+            @jax.jit
+            def three_copies(x):
+                return [inner_alone(x), inner_alone(x + 1), inner_alone(x + 2)]
+
+            three_copies.lower(jnp.float32(0)).compile()
 
     threads = [threading.Thread(target=compile_others) for _ in range(2)]
     if comm.rank == 0:
@@ -238,6 +225,7 @@ def in_communicator_mode(comm, executions):
     run_all(comm, *COMMUNICATOR_CHECKS, executions=executions)
 
 
+@pytest.mark.slow
 def test_communicator_mode():
     spawn(in_communicator_mode, 3, 60, env=ENV)
 
@@ -247,6 +235,7 @@ def with_many_processes(comm, executions):
     run_all(comm, independent_calls, guards_against_nan, two_threads, executions=executions)
 
 
+@pytest.mark.slow
 def test_eight_processes():
     spawn(with_many_processes, 8, 15, env=ENV)
 
@@ -268,58 +257,6 @@ def test_one_rank_has_a_compilation_cache(tmp_path):
 
 
 # -- Meshes over processes -------------------------------------------------------------------------
-
-
-class Ranks:
-    """The devices of a mesh over all processes, running `f` on lists of rows."""
-
-    def __init__(self, axes, devices=None):
-        grid = np.array(devices or jax.devices()).reshape(tuple(axes.values()))
-        self.mesh = jax.sharding.Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-        self.size = grid.size
-        self.spec = P(self.mesh.axis_names)
-
-    def jit(self, f, calls):
-        def rows(x):
-            return jnp.stack(f([x[0, c] for c in range(calls)]))[None]
-
-        spec = self.spec
-        return jax.jit(
-            jax.shard_map(rows, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        )
-
-    def put(self, xs):
-        sharding = NamedSharding(self.mesh, self.spec)
-        return jax.make_array_from_callback(xs.shape, sharding, lambda index: xs[index])
-
-    def check(self, f, calls, executions, reference=total, size=3, in_flight=1):
-        jitted = self.jit(f, calls)
-        for first in range(0, executions, in_flight):
-            batch = range(first, min(first + in_flight, executions))
-            inputs = [numbers(self.size, calls, e, size) for e in batch]
-            for xs, ys in zip(inputs, [jitted(self.put(xs)) for xs in inputs], strict=True):
-                expected = reference(xs)
-                for shard in ys.addressable_shards:
-                    np.testing.assert_array_equal(shard.data, expected[shard.index])
-
-
-AXES = ("x", "y", ("x", "y"), ("y", "x"))
-
-
-def over_axes(xs):
-    return [jaxring.allreduce(x, AXES[c % 4]) for c, x in enumerate(xs)]
-
-
-def over_axes_reference(shape):
-    def reference(xs):
-        grid = xs.reshape(*shape, *xs.shape[1:])
-        out = np.empty_like(grid)
-        for c in range(xs.shape[1]):
-            axis = {"x": 0, "y": 1, ("x", "y"): (0, 1), ("y", "x"): (0, 1)}[AXES[c % 4]]
-            out[:, :, c] = grid[:, :, c].sum(axis, keepdims=True)
-        return out.reshape(xs.shape)
-
-    return reference
 
 
 def on_meshes(comm, executions):
@@ -359,7 +296,7 @@ def meshes(comm, executions):
     run_all(comm, on_meshes, on_meshes_in_own_ways, executions=executions)
 
 
-@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize(("n", "devices"), [pytest.param(2, 2, marks=pytest.mark.slow), (3, 2)])
 def test_meshes(n, devices):
     spawn(meshes, n, 25, devices=devices, distributed=True, env=ENV)
 
@@ -422,6 +359,14 @@ def typed_error(f, *args):
     return None
 
 
+def a_large_tree(comm):
+    """Signatures that name hundreds of leaves, of which one differs."""
+    tree: list[np.ndarray] = [np.ones(3 + i, np.float32) for i in range(400)]
+    if comm.rank == 0:
+        tree[250] = np.ones((1, 253), np.float32)
+    return typed_error(jax.jit(lambda t: jaxring.allreduce(t, comm)), tree)
+
+
 def differ(comm):
     """(what, number of launches before, error) on this rank; each time in a new world."""
     errors = []
@@ -438,11 +383,26 @@ def differ(comm):
         comm = jaxring.init()
         launches = 3
         check(comm, lambda xs, comm=comm: sums(comm, xs), 4, launches)
-    return errors
+    return errors, a_large_tree(comm)
 
 
-def test_ranks_that_differ():
-    for errors in spawn(differ, 3, env={"JAXRING_TIMEOUT_S": "20"}):
+@pytest.fixture(scope="module")
+def different_ranks():
+    return spawn(differ, 3, env={"JAXRING_TIMEOUT_S": "20"})
+
+
+def test_long_signatures_show_where_they_differ(different_ranks):
+    for _, error in different_ranks:
+        assert error is not None
+        kind, message = error
+        assert kind == "MismatchError"
+        assert "float32[1,253]" in message
+        assert "float32[253]" in message
+        assert len(message) < 2000
+
+
+def test_ranks_that_differ(different_ranks):
+    for errors, _ in different_ranks:
         for what, launch, error in errors:
             assert error is not None, what
             kind, message = error
@@ -454,24 +414,6 @@ def test_ranks_that_differ():
             other = {"shape": "sum, float32[2]", "dtype": "sum, int32[4]", "op": "max, float32[4]"}
             ours = f"rank 1: allreduce #5 of launch {launch}: allreduce({other[what]}"
             assert ours in message
-
-
-def a_large_tree(comm):
-    """Signatures that name hundreds of leaves, of which one differs."""
-    tree: list[np.ndarray] = [np.ones(3 + i, np.float32) for i in range(400)]
-    if comm.rank == 0:
-        tree[250] = np.ones((1, 253), np.float32)
-    return typed_error(jax.jit(lambda t: jaxring.allreduce(t, comm)), tree)
-
-
-def test_long_signatures_show_where_they_differ():
-    for error in spawn(a_large_tree, 2, env={"JAXRING_TIMEOUT_S": "20"}):
-        assert error is not None
-        kind, message = error
-        assert kind == "MismatchError"
-        assert "float32[1,253]" in message
-        assert "float32[253]" in message
-        assert len(message) < 2000
 
 
 def skips_and_ends(comm):

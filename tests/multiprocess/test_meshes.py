@@ -127,12 +127,62 @@ def uneven_groups(comm):
 def algorithms_and_sizes(comm):
     del comm
     mesh = mesh_of(jax.devices(), x=-1)
-    for algorithm in ("direct", "ring", "tree", "reducer"):
+    for algorithm in ("direct", "ring", "tree", "halving_doubling", "chain", "reducer"):
         jaxring.stats(reset=True)
         for size in (1, 1000, 100_003):
             f = lambda xs, a=algorithm: [jaxring.allreduce(x, "x", algorithm=a) for x in xs]  # noqa: E731
             check(mesh, f, total, size=size, executions=3)
         assert {row["algorithm"] for row in jaxring.stats() if row["operations"]} == {algorithm}
+
+
+def whole_family(comm):
+    """Every collective over all devices, on values distinct by rank, row and place."""
+    del comm
+    n = jax.device_count()
+    mesh = mesh_of(jax.devices(), x=-1)
+    shift = [(i, (i + 1) % n) for i in range(n)]
+    first_to_last = [(0, n - 1)]
+    for size in (3, 30_001):  # within an announcement, and by FIFOs
+
+        def family(x):  # x: (1, n, size)
+            rows, own = x[0], x[0, 0]
+            results = [
+                jaxring.reduce_scatter(rows, "x"),
+                jaxring.reduce_scatter(rows, "x", algorithm="ring"),
+                jaxring.all_gather(own, "x"),
+                jaxring.all_gather(own, "x", algorithm="ring"),
+                jaxring.all_to_all(rows, "x", 0, 0),
+                jaxring.broadcast(own, "x", root=n - 1),
+                jaxring.reduce(own, "x", "max", root=1),
+                jaxring.ppermute(own, "x", shift),
+                jaxring.ppermute(own, "x", first_to_last),
+                jaxring.barrier("x", own),
+            ]
+            return jnp.concatenate([r.reshape(-1) for r in results])[None]
+
+        xs = np.random.default_rng(0).integers(-999, 999, (n, n, size)).astype(np.float32)
+        zero = np.zeros_like(xs[0, 0])
+        expected = [
+            np.concatenate(
+                [
+                    xs[:, r].sum(0),
+                    xs[:, r].sum(0),
+                    xs[:, 0].reshape(-1),
+                    xs[:, 0].reshape(-1),
+                    xs[:, r].reshape(-1),
+                    xs[n - 1, 0],
+                    xs[:, 0].max(0) if r == 1 else zero,
+                    xs[r - 1, 0],
+                    xs[0, 0] if r == n - 1 else zero,
+                    xs[r, 0],
+                ]
+            )
+            for r in range(n)
+        ]
+        jitted = rows_of(mesh, family)
+        for _ in range(10):
+            for row, got in local(jitted(on(mesh, xs))).items():
+                np.testing.assert_array_equal(got, expected[row])
 
 
 def with_communicator_mode(comm):
@@ -150,6 +200,7 @@ CHECKS = [
     programs_of_one_process_between,
     uneven_groups,
     algorithms_and_sizes,
+    whole_family,
     with_communicator_mode,
 ]
 
@@ -161,25 +212,62 @@ def run_checks(comm):
         print(f"{run.__name__}: right in {time.monotonic() - start:.1f} s", flush=True)
 
 
-@pytest.mark.parametrize(("n", "devices"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("n", "devices"), [(2, 2), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_right_values(n, devices):
     env = {"JAXRING_TIMEOUT_S": "30"}
     spawn(run_checks, n, devices=devices, distributed=True, env=env)
 
 
-def differ(comm):
+def fails_and_rejoins(comm, cycles):
+    """Rank 1 comes late and once more in time; the program is compiled once."""
     mesh = mesh_of(jax.devices(), x=-1)
-    size = 4 + (comm.rank == 1)
-    sharding = NamedSharding(mesh, P("x"))
-    rows = [jax.device_put(jnp.ones((1, size)), d) for d in jax.local_devices()]
-    shape = (mesh.devices.size, size)
-    x = jax.make_array_from_single_device_arrays(shape, sharding, rows)
-    try:
-        rows_of(mesh, lambda x: jaxring.allreduce(x, "x"))(x).block_until_ready()
-    except jax.errors.JaxRuntimeError as e:
-        return type(jaxring.errors.from_exception(e)).__name__
+    traces = []
+    jitted = rows_of(mesh, lambda x: (traces.append(x.shape), jaxring.allreduce(x, "x"))[1])
+    rows = np.arange(mesh.devices.size, dtype=np.float32)[:, None] * np.ones(20_000, np.float32)
+    x, total = on(mesh, rows), rows.sum(0)
+    jitted(x).block_until_ready()
+    kinds = []
+    for _ in range(cycles):
+        with jaxring.config.override(timeout_s=1.0):
+            if comm.rank == 1:
+                time.sleep(2.5)
+            try:
+                jitted(x).block_until_ready()
+            except (jax.errors.JaxRuntimeError, ValueError) as e:
+                error = jaxring.errors.from_exception(e)
+                assert isinstance(error, jaxring.Error), error
+                kinds.append((type(error).__name__, error.missing_ranks))
+        jaxring.rejoin()
+        for got in local(jitted(x)).values():
+            np.testing.assert_array_equal(got, total)
+    with open("/proc/self/maps") as f:
+        segments = len({line.split()[4] for line in f if "memfd:jaxring" in line})
+    return kinds, segments, len(traces)
 
 
-def test_processes_that_differ():
-    env = {"JAXRING_TIMEOUT_S": "20"}
-    assert spawn(differ, 2, distributed=True, env=env) == ["MismatchError"] * 2
+def rejoins_again_and_again(comm):
+    """Without launches between: what an overtaken joining does must not reach the next one's."""
+    mesh = mesh_of(jax.devices(), x=-1)
+    jitted = rows_of(mesh, lambda x: jaxring.allreduce(x, "x"))
+    x = on(mesh, np.ones((mesh.devices.size, 3)))
+    for _ in range(3):
+        for _ in range(20):
+            jaxring.rejoin()
+        for got in local(jitted(x)).values():
+            np.testing.assert_array_equal(got, np.full(3, 2.0))
+    if comm.rank == 0:
+        jaxring.rejoin()  # and ends while it is still being joined, which must not be an abort
+    return True
+
+
+def rejoins(comm):
+    return fails_and_rejoins(comm, 3), rejoins_again_and_again(comm)
+
+
+def test_meshes_can_be_joined_anew():
+    env = {"JAXRING_TIMEOUT_S": "30"}
+    for (kinds, segments, compiled), again in spawn(rejoins, 2, distributed=True, env=env):
+        assert kinds == [("TimeoutError", (1,))] * 3
+        assert segments == 2  # spawn's own world has one
+        assert compiled == 1
+        assert again
