@@ -1,6 +1,7 @@
 """`jaxring bench`: its arithmetic, its refusals, and real runs on devices and processes."""
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -121,11 +122,18 @@ def test_count_wrong_finds_a_single_element(op, dtype):
     assert bench_worker.count_wrong(what, count, {0: right, 3: wrong}) == 1
 
 
-def test_the_number_of_calls_depends_on_the_size_alone():
-    calls = [bench_contenders.calls_per_round(1 << k) for k in range(30)]
-    assert calls == sorted(calls, reverse=True)
-    assert calls[0] == 50
-    assert calls[-1] >= 2
+@pytest.mark.parametrize(("takes_s", "expected"), [(0.003, 10), (5.0, 2)])
+def test_a_turn_has_as_many_calls_as_its_time_allows(monkeypatch, takes_s, expected):
+    clock = itertools.count(0.0, takes_s)  # read before and after each call
+    monkeypatch.setattr(bench_contenders.time, "perf_counter", lambda: next(clock))
+    contender = bench_contenders.Contender("ours", lambda x: x, jnp.zeros(1))
+    contender.calls = contender.calls_in_a_turn()
+    assert contender.calls == expected
+    contender.take_turn()
+    contender.take_turn()
+    assert len(contender.times_s) == 2 * expected
+    contender.forget_turn()
+    assert contender.times_s == pytest.approx([takes_s] * expected)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def mode_rounds(trips_ns, patience_s, monkeypatch):
     """What two rounds do on a machine whose cache line takes these times: (events, slow rounds)."""
     trips_ns = iter(trips_ns)
     monkeypatch.setattr(native_facts, "cache_line_round_trip_ns", lambda: next(trips_ns))
-    mode = bench_mode.Mode(patience_s, agreed=lambda word: word, is_first=True)
+    mode = bench_mode.Mode(patience_s, agreed=lambda word: word, is_first=True, slow_ns=200)
     events = []
     slow = mode.rounds(2, lambda: events.append("run"), lambda: events.append("forget"))
     assert next(trips_ns, None) is None
@@ -252,9 +260,21 @@ def test_without_patience_rounds_of_the_slow_mode_count(monkeypatch):
     assert mode_rounds([400, 400, 400], 0.04, monkeypatch) == (["run", "run"], 2)
 
 
+@pytest.mark.parametrize(
+    ("trips_ns", "expected"), [([110], 200), ([400, 150], 200), ([300, 280, 290], 420)]
+)
+def test_what_counts_as_slow(monkeypatch, trips_ns, expected):
+    trips_ns = iter(trips_ns)
+    monkeypatch.setattr(native_facts, "cache_line_round_trip_ns", lambda: next(trips_ns, 290.0))
+    monkeypatch.setattr(bench_mode, "OBSERVED_S", 0.3)
+    assert bench_mode.slow_round_trip_ns() == expected
+    assert next(trips_ns, None) is None
+
+
 def test_rows_of_the_slow_mode_are_named(monkeypatch):
     row = {"size_bytes": 64, "slow_rounds": 3}
     monkeypatch.setattr(native_facts, "cache_line_round_trip_ns", lambda: 400.0)
+    monkeypatch.setattr(bench_mode, "OBSERVED_S", 0.0)
     monkeypatch.setattr(bench, "execute", lambda *arguments: [row, {**row, "slow_rounds": 0}])
     text = io.StringIO()
     _, state = bench.measured(spec(), Console(file=text, width=200))

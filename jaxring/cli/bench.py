@@ -27,7 +27,7 @@ from jaxring._src import native_facts
 
 from . import bench_compare, bench_plot, files, plots
 from .bench_collectives import COLLECTIVES, FOLDS
-from .bench_mode import SLOW_ROUND_TRIP_NS, PatienceOption
+from .bench_mode import PatienceOption, slow_round_trip_ns
 from .bench_options import (
     check_against,
     check_served,
@@ -146,9 +146,10 @@ def execute(spec: Spec, folder: Path, console: Console) -> list[dict[str, Any]]:
 
 def measured(spec: Spec, console: Console) -> tuple[list[Row], dict[str, Any]]:
     """The rows, and the machine's state around them."""
+    slow_ns = slow_round_trip_ns()
     before_ns = native_facts.cache_line_round_trip_ns()
     with tempfile.TemporaryDirectory(prefix="jaxring-bench-") as name:
-        rows = execute(replace(spec, results=f"{name}/rows"), Path(name), console)
+        rows = execute(replace(spec, results=f"{name}/rows", slow_ns=slow_ns), Path(name), console)
     around_ns = (before_ns, native_facts.cache_line_round_trip_ns())
     console.print(
         f"# cache-line round trip before and after: {around_ns[0]:.0f} and {around_ns[1]:.0f} ns",
@@ -157,7 +158,7 @@ def measured(spec: Spec, console: Console) -> tuple[list[Row], dict[str, Any]]:
     slow = [row["size_bytes"] for row in rows if row["slow_rounds"]]
     if slow:
         console.print(
-            f"bench: above {SLOW_ROUND_TRIP_NS} ns this machine is busy or in a slow mode, which"
+            f"bench: above {slow_ns:.0f} ns this machine is busy or in a slow mode, which"
             f" rounds of {', '.join(map(str, slow))} bytes met; don't compare their times with"
             " others, or give --patience-s",
             style="yellow",

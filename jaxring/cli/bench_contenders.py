@@ -10,6 +10,11 @@ from typing import Any
 
 import jax
 
+# For each of a contender's programs, at least two calls. Long enough for the scheduler, which may
+# have put the processes on one core while they waited for each other in the peer's turn.
+TURN_S = 0.03
+SETTLING_CALLS = 5  # untimed, at a turn's beginning
+
 
 @dataclass
 class Contender:
@@ -22,6 +27,7 @@ class Contender:
     consumes: bool = False  # the operand, so that a result is the next one
     times_s: list[float] = field(default_factory=list)
     once_s: list[float] = field(default_factory=list)
+    calls: int = 2  # in a turn, of each program; equal in all processes
 
     def warm_up(self, calls: int) -> None:
         for call in filter(None, (self.call, self.once)):
@@ -37,20 +43,31 @@ class Contender:
         if self.consumes:
             self.operand = result
 
-    def time_calls(self, calls: int) -> None:
+    def calls_in_a_turn(self) -> int:
+        """As long as this process's calls take now."""
+        times_s = []
+        for _ in range(SETTLING_CALLS):
+            start = time.perf_counter()
+            self.run(self.call)
+            times_s.append(time.perf_counter() - start)
+        return max(2, int(TURN_S / statistics.median(times_s)))
+
+    def take_turn(self) -> None:
         """Times each call until its result is there, and the freeing of that result."""
         for call, times_s in ((self.call, self.times_s), (self.once, self.once_s)):
             if call is None:
                 continue
-            for _ in range(calls):
+            for _ in range(min(SETTLING_CALLS, self.calls)):
+                self.run(call)
+            for _ in range(self.calls):
                 start = time.perf_counter()
                 self.run(call)
                 times_s.append(time.perf_counter() - start)
 
-    def forget_calls(self, calls: int) -> None:
-        """The latest ones."""
+    def forget_turn(self) -> None:
+        """The latest one."""
         for times_s in (self.times_s, self.once_s):
-            del times_s[-calls:]
+            del times_s[-self.calls :]
 
     def median_us(self, chain: int) -> float:
         return self._per_operation_us(statistics.median(self.times_s), chain)
@@ -64,8 +81,3 @@ class Contender:
         if not chain:
             return 1e6 * time_s
         return 1e6 * max(0.0, time_s - statistics.median(self.once_s)) / (chain - 1)
-
-
-def calls_per_round(size_bytes: int) -> int:
-    """Equal on all ranks, so by size and not by time."""
-    return max(2, min(50, (1 << 24) // max(size_bytes, 1)))

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxring.cli.bench_collectives import COLLECTIVES, Kind, by_mpi4jax
-from jaxring.cli.bench_contenders import Contender, calls_per_round
+from jaxring.cli.bench_contenders import Contender
 from jaxring.cli.bench_mode import Mode
 
 AXIS = "ranks"
@@ -53,6 +53,7 @@ class Spec:
     leaves: int = 1  # arrays that the operand is cut into
     algorithms: tuple[str, ...] = ()  # more contenders: ours with each of these
     patience_s: float = 0.0  # of bench_mode.Mode
+    slow_ns: float = 200.0  # of bench_mode.Mode
 
     @property
     def ranks(self) -> int:
@@ -114,16 +115,15 @@ class Bench:
         if self.on_mesh:
             self.mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
         self.rank = self.comm.rank if self.comm else jax.process_index()
-        self.mode = Mode(spec.patience_s, self.agreed, self.rank == 0)
+        self.mode = Mode(spec.patience_s, self.agreed, self.rank == 0, spec.slow_ns)
 
-    def agreed(self, word: bool) -> bool:
+    def agreed(self, word: int) -> int:
         """What process 0 says, on all."""
         if self.comm is not None:
             return self.comm.broadcast_object(word)
         if jax.process_count() == 1:
             return word
-        words = np.full(1, word and self.rank == 0, np.int32)
-        return bool(multihost_utils.process_allgather(words).any())
+        return int(multihost_utils.broadcast_one_to_all(np.int32(word)))
 
     def compiled(self, function: Callable[[Any], Any], on_mesh: bool) -> Callable[[Any], Any]:
         if on_mesh:  # Each rank gives its own result: not all collectives have equal ones.
@@ -208,16 +208,16 @@ class Bench:
         contender = alone.contenders(count)[0]
         return count_wrong(spec, count, self.by_rank(contender.call(contender.operand)))
 
-    def rounds(self, contenders: list[Contender], calls: int) -> int:
+    def rounds(self, contenders: list[Contender]) -> int:
         """Contenders take turns; how many rounds met the machine's slow mode, on process 0."""
 
         def run() -> None:
             for contender in contenders:
-                contender.time_calls(calls)
+                contender.take_turn()
 
         def forget() -> None:
             for contender in contenders:
-                contender.forget_calls(calls)
+                contender.forget_turn()
 
         return self.mode.rounds(self.spec.rounds, run, forget)
 
@@ -234,8 +234,9 @@ class Bench:
             contenders = self.contenders(operand_count)
             for contender in contenders:
                 contender.warm_up(spec.warmup)
+                contender.calls = self.agreed(contender.calls_in_a_turn())
             # Inside too: elsewhere the setting has another value, and jit compiles anew.
-            slow_rounds = self.rounds(contenders, calls_per_round(size_bytes * max(1, spec.chain)))
+            slow_rounds = self.rounds(contenders)
         ran = max(jaxring.stats(), key=lambda entry: entry["operations"], default={})
         return {
             "size_bytes": count * jnp.dtype(spec.dtype).itemsize,

@@ -36,6 +36,15 @@ Communicator::Communicator(CommunicatorSpec spec)
   for (int rank = 0; rank < spec_.world_size(); ++rank) {
     if (is_local(rank)) local_ranks_.push_back(rank);
   }
+  share_cores(spec_.world_size());
+}
+
+// How waits spin where so many ranks have this host's cores: with 2 ranks on 2 cores a call of 16 B
+// to 16 K takes 8 to 17 us instead of 8 to 60, with 4 one of 512 B 75 instead of 160; with 8 ranks
+// spinning took up to twice as long as sleeping.
+void Communicator::share_cores(int64_t ranks) {
+  const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+  spin_ = std::chrono::microseconds(ranks <= 2 * cores ? 300 : 0);
 }
 
 Communicator::~Communicator() { close(); }
@@ -60,6 +69,7 @@ std::string Communicator::listen(const std::vector<int>& hosts, const std::strin
   }
   std::lock_guard<std::mutex> lock(mutex_);
   hosts_ = std::make_unique<const HostLayout>(hosts);
+  share_cores(std::count(hosts.begin(), hosts.end(), hosts[spec_.self_rank()]));
   process_hosts_ = links.hosts;
   if (!hosts_->shares_hosts()) slice_bytes_ = kLinkSliceBytes;  // every FIFO crosses a link
   links.slice_bytes = slice_bytes_;

@@ -147,6 +147,7 @@ class Communicator final : public Connections {
   bool waits_here() const;  // for any operation
   Operation oldest_of_ours() const;
   bool has_left(int process) const;
+  void share_cores(int64_t ranks);
   static std::string host_name();
   Error error_of_this_process(ErrorKind kind) const;
 
@@ -281,6 +282,7 @@ class Communicator final : public Connections {
   std::vector<Seat*> seats_;  // by rank; null: free
   int seated_ = 0;
   Patience patience_;
+  std::chrono::microseconds spin_{0};  // before a rank's thread sleeps; of a Backoff
   Key meeting_key_;
   uint64_t meeting_signature_ = 0;
   std::vector<Offer> offers_;  // by rank, of the exchange under way; under poll_mutex_

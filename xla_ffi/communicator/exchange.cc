@@ -33,7 +33,7 @@ Communicator::Exchange Communicator::try_exchange(const Request& request, const 
 
   const Clock::time_point arrived = Clock::now();
   for (Offer& offer : offers_) offer.payload = nullptr;
-  Backoff backoff;
+  Backoff backoff(spin_);
   bool all = peers_agree(request, key);
   while (!all && backoff.pause()) all = peers_agree(request, key);
 

@@ -60,7 +60,7 @@ bool Communicator::try_meeting(const Request& request, const Key& key,
 // False: nothing has happened for as long as a thread may be lent.
 bool Communicator::wait_in_seat(Seat& seat) {
   auto over = [&] { return seat.state.load(std::memory_order_acquire) == Ticket::kDone; };
-  Backoff backoff;
+  Backoff backoff(spin_);
   while (!over()) {
     if (backoff.pause()) continue;
     uint32_t expected = Ticket::kWaiting;

@@ -163,21 +163,22 @@ Error Communicator::no_thread_error(const Request& request, const Key& key) cons
 // it is at hand. Handing over instead costs two more threads their wake-ups. XLA has few threads,
 // so never for long: the wait ends when its patience is at an end.
 void Communicator::wait_briefly(Ticket& ticket) {
-  Backoff backoff;
-  std::optional<Clock::time_point> give_up;
+  Backoff backoff(spin_);
+  constexpr Clock::time_point kNotYet{};
+  Clock::time_point give_up = kNotYet;
   while (!ticket.done()) {
     if (drive(ticket.request.rank)) {
       backoff.reset();
-      give_up.reset();
+      give_up = kNotYet;
       continue;
     }
     if (backoff.pause()) continue;
     const Clock::time_point now = Clock::now();
-    if (!give_up) give_up = now + patience_.time();
-    if (now >= *give_up) return patience_.was_in_vain();
-    nap(ticket, std::chrono::duration_cast<std::chrono::microseconds>(*give_up - now));
+    if (give_up == kNotYet) give_up = now + patience_.time();
+    if (now >= give_up) return patience_.was_in_vain();
+    nap(ticket, std::chrono::duration_cast<std::chrono::microseconds>(give_up - now));
   }
-  if (give_up) patience_.was_rewarded();
+  if (give_up != kNotYet) patience_.was_rewarded();
 }
 
 // Until the ticket is done, others need its thread, or `at_most` has passed.

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <chrono>
 #include <mutex>
 
 namespace jaxring {
@@ -28,26 +29,44 @@ inline std::unique_lock<std::mutex> spin_locked(std::mutex& mutex) {
   return lock;
 }
 
-// More pauses are no faster with a core per rank and collapse when ranks outnumber cores (facts
-// measured at 4 ranks on 2 cores: 4.4 us against 100 us with 2000 pauses; docs/performance.md).
+// A few pauses, then yields: more pauses are no faster with a core per rank and collapse when ranks
+// outnumber cores (measured at 4 ranks on 2 cores: 4.4 us against 100 us with 2000 pauses). The
+// yields go on for as long as `spin` allows and nobody else wants the core, since a thread that
+// sleeps takes 30 to 50 us to wake, by which time its peers may sleep in their turn.
 class Backoff {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Backoff(Clock::duration spin = {}) : spin_(spin) {}
+
   // One pause; false when it is time to sleep.
   bool pause() {
-    if (count_ >= kPauses + kYields) return false;
-    if (count_++ < kPauses) {
+    if (count_ < kPauses) {
+      ++count_;
       cpu_pause();
-    } else {
-      sched_yield();
+      return true;
     }
+    const Clock::time_point before = Clock::now();
+    if (count_ == kPauses) begun_ = before;
+    if (count_ >= kPauses + kYields && (shared_ || before - begun_ >= spin_)) return false;
+    ++count_;
+    sched_yield();
+    shared_ = shared_ || Clock::now() - before > kSomebodyRan;
     return true;
   }
-  void reset() { count_ = 0; }
+  void reset() {
+    count_ = 0;
+    shared_ = false;
+  }
 
  private:
   static constexpr int kPauses = 50;
   static constexpr int kYields = 64;
+  static constexpr auto kSomebodyRan = std::chrono::microseconds(4);
+  Clock::duration spin_;
+  Clock::time_point begun_;
   int count_ = 0;
+  bool shared_ = false;
 };
 
 }  // namespace jaxring
