@@ -139,7 +139,7 @@ InPlace::InPlace(Arithmetic arithmetic, std::vector<Input> sources, std::vector<
       piece_elements_(kPieceBytes / static_cast<int64_t>(size_of(arithmetic.dtype))) {
   int64_t elements = 0;
   for (const Output& output : outputs_) elements += output.count();
-  streamed_ = elements * static_cast<int64_t>(size_of(arithmetic.dtype)) >= kStreamedBytes;
+  streamed_ = is_streamed(elements * size_of(arithmetic.dtype), outputs_.size());
   piece_ends_.reserve(moves_.size());
   for (const Move& move : moves_) {
     if (move.from.count > 0) piece_count_ += loops_of(move.from, piece_elements_).loop_count;

@@ -2,6 +2,9 @@
 // whole need not be fetched first. Twice as fast from some MiB on (docs/performance.md).
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -11,8 +14,18 @@
 
 namespace jaxring {
 
-// Results that are at least as large, all outputs of a process together, are streamed.
-constexpr int64_t kStreamedBytes = 8 << 20;
+// Whether so many outputs of a process, of so many bytes together, are streamed: what the last
+// cache would hold had better stay there. Measured with one of 32 MiB, and with one of 480, where
+// 2 outputs of 16 MiB took 1.0 ms instead of 1.9 unstreamed, but 8 of 8 MiB 6.4 instead of 5.0.
+inline bool is_streamed(int64_t bytes, size_t outputs) {
+  constexpr int64_t kLeastBytes = 8 << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  static const int64_t last_cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1: unknown
+#else
+  constexpr int64_t last_cache_bytes = 0;
+#endif
+  return bytes >= std::max(kLeastBytes, last_cache_bytes / (outputs > 2 ? 8 : 4));
+}
 
 // memcpy. Whoever hands the copy to another thread calls stream_fence() first.
 inline void stream_copy(void* dst, const void* src, int64_t bytes) {
