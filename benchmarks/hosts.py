@@ -23,13 +23,16 @@ from netns import PORT, Hosts, why_not
 
 from jaxring.cli import bench_table
 from jaxring.cli.bench import environment
+from jaxring.cli.bench_mode import slow_round_trip_ns
 from jaxring.cli.bench_options import parse_size, sizes
 from jaxring.cli.bench_worker import Spec
 
 
-def run(spec: Spec, folder: Path, per_host: int, rate: str | None) -> list[bench_table.Row]:
+def run(
+    spec: Spec, folder: Path, per_host: int, rate: str | None, congestion: str | None
+) -> list[bench_table.Row]:
     spec.write(folder / "spec.json")
-    with Hosts(2) as hosts:
+    with Hosts(2, congestion) as hosts:
         if rate:
             hosts.limit(rate)
         secret = secrets.token_hex(16)
@@ -65,6 +68,7 @@ def main() -> None:
     parser.add_argument("--against", choices=["lax"])
     parser.add_argument("--mode", choices=["mesh", "communicator"], default="mesh")
     parser.add_argument("--rate", help="limit each host's link, for example 1gbit")
+    parser.add_argument("--congestion", default="cubic", help="control of TCP; '': the machine's")
     parser.add_argument("--patience-s", type=float, default=10)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
@@ -87,8 +91,9 @@ def main() -> None:
             check=True,
             results=f"{folder}/rows",
             patience_s=o.patience_s,
+            slow_ns=slow_round_trip_ns(),
         )
-        rows = run(spec, Path(folder), o.n, o.rate)
+        rows = run(spec, Path(folder), o.n, o.rate, o.congestion or None)
     layout = [*bench_table.columns(spec), *map(column, spec.algorithms)]
     print(" ".join(title.rjust(width) for title, width, _ in layout))
     for row in rows:

@@ -61,10 +61,15 @@ class Rank:
 
 
 class Hosts:
-    """`count` hosts, numbered from 0; host i has the address 10.77.0.<i+1> (and fd77::<i+1>)."""
+    """`count` hosts, numbered from 0; host i has the address 10.77.0.<i+1> (and fd77::<i+1>).
 
-    def __init__(self, count: int):
+    `congestion` is their TCP's congestion control: cubic is Linux's default; None leaves this
+    machine's. BBR takes the wire between namespaces for slow (large messages take three times as
+    long, with jaxring and with gloo)."""
+
+    def __init__(self, count: int, congestion: str | None = "cubic"):
         self.count = count
+        self.congestion = congestion
         self._tag = f"jr{os.getpid()}x{secrets.token_hex(2)}"
         self._started: list[subprocess.Popen[str]] = []
 
@@ -100,6 +105,9 @@ class Hosts:
             _ip("-n", name, "addr", "add", f"{self.address(host, True)}/64", "dev", "eth0", "nodad")
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", "eth0", "up")
+            if self.congestion:
+                setting = f"net.ipv4.tcp_congestion_control={self.congestion}"
+                _ip("netns", "exec", name, "sysctl", "-qw", setting)
             # `ip netns exec` lays these over /etc: gloo looks its host up by name.
             etc = Path("/etc/netns") / name
             etc.mkdir(parents=True)

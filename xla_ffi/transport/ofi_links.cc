@@ -197,9 +197,10 @@ bool OfiLinks::work() {
 
 bool OfiLinks::read_completions() {
   bool any = false;
-  fi_cq_msg_entry entries[16];
+  constexpr ssize_t kCompletions = 16;
+  fi_cq_msg_entry entries[kCompletions];
   for (;;) {
-    const ssize_t count = fi_cq_read(fabric_.completions(), entries, 16);
+    const ssize_t count = fi_cq_read(fabric_.completions(), entries, kCompletions);
     if (count == -FI_EAVAIL) {
       if (!read_failed_completion()) return any;
       any = true;
@@ -217,6 +218,7 @@ bool OfiLinks::read_completions() {
         }
       });
     }
+    if (count < kCompletions) return any;  // to look again is a system call
   }
 }
 
