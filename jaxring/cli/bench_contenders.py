@@ -36,10 +36,10 @@ class Contender:
 
     def run(self, call: Callable[[Any], Any]) -> None:
         result = call(self.operand)
-        if isinstance(result, jax.Array):  # the way through a pytree takes microseconds
-            result.block_until_ready()
-        else:
+        if isinstance(result, tuple):
             jax.block_until_ready(result)
+        else:  # the way through a pytree takes microseconds
+            result.block_until_ready()
         if self.consumes:
             self.operand = result
 
