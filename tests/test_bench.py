@@ -261,7 +261,8 @@ def test_without_patience_rounds_of_the_slow_mode_count(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trips_ns", "expected"), [([110], 200), ([400, 150], 200), ([300, 280, 290], 420)]
+    ("trips_ns", "expected"),
+    [([110, 400, 100], 200), ([400, 400, 150, 100, 100], 200), ([300, 280, 150, 290], 435)],
 )
 def test_what_counts_as_slow(monkeypatch, trips_ns, expected):
     trips_ns = iter(trips_ns)
