@@ -38,7 +38,7 @@ Pipeline::Pipeline(int rank, int channel, Arithmetic arithmetic, int64_t slice_e
   // Over an operand that has just been read, so that its lines lie in the caches, streaming takes
   // twice the time.
   const bool over_operand = input_->first() == output_->first();
-  streamed_ = !over_operand && is_streamed(output_->count() * size_of(arithmetic_.dtype), 1);
+  streamed_ = !over_operand && is_streamed(output_->count() * size_of(arithmetic_.dtype), false);
   kept_.resize(kept_elements * accumulator_size_of(arithmetic_.dtype));
 }
 

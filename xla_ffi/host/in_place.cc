@@ -139,7 +139,9 @@ InPlace::InPlace(Arithmetic arithmetic, std::vector<Input> sources, std::vector<
       piece_elements_(kPieceBytes / static_cast<int64_t>(size_of(arithmetic.dtype))) {
   int64_t elements = 0;
   for (const Output& output : outputs_) elements += output.count();
-  streamed_ = is_streamed(elements * size_of(arithmetic.dtype), outputs_.size());
+  auto is_for_all = [](const Move& move) { return move.source >= 0 && move.output == Move::kAll; };
+  const bool gathers = std::all_of(moves_.begin(), moves_.end(), is_for_all);
+  streamed_ = is_streamed(elements * size_of(arithmetic.dtype), outputs_.size() > 2 && !gathers);
   piece_ends_.reserve(moves_.size());
   for (const Move& move : moves_) {
     if (move.from.count > 0) piece_count_ += loops_of(move.from, piece_elements_).loop_count;
