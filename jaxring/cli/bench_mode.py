@@ -57,7 +57,7 @@ class Mode:
     """
 
     patience_s: float
-    agreed: Callable[[bool], bool]
+    agreed: Callable[[int], int]
     is_first: bool
     slow_ns: float
 
@@ -69,7 +69,7 @@ class Mode:
             fast = self.agreed(self.is_first and self._wait())
             start = time.perf_counter()
             run()
-            fell = self.is_first and fast and not self._is_fast()
+            fell = self.is_first and bool(fast) and not self._is_fast()
             self.patience_s -= time.perf_counter() - start if fell else 0
             if self.agreed(fell and self.patience_s > 0):
                 forget()
