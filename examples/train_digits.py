@@ -163,19 +163,22 @@ def init_params(seed: int) -> Tree:
 
 
 def logits(params: Tree, images):
+    """Smooth throughout: the choices of a ReLU or of a maximum turn a difference in the last bit of
+    a sum into one of the loss (with both, 0.0005 on a machine with AVX-512)."""
+
     def conv(name, x):
         y = jax.lax.conv_general_dilated(
             x, params[name]["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return jax.nn.relu(y + params[name]["b"])
+        return jax.nn.gelu(y + params[name]["b"])
 
     def dense(name, x):
         return x @ params[name]["w"] + params[name]["b"]
 
     x = conv("conv2", conv("conv1", images))
-    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    x = jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
     x = x.reshape(x.shape[0], -1)
-    return dense("dense2", jax.nn.relu(dense("dense1", x)))
+    return dense("dense2", jax.nn.gelu(dense("dense1", x)))
 
 
 def mean_loss(params: Tree, images, labels):
