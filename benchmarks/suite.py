@@ -191,7 +191,10 @@ def head(documents: list[dict[str, Any]]) -> str:
 
 def write_page(out: Path) -> None:
     found = [(s, out / f"{s.name}.json") for s in SECTIONS]
-    documents = [(s, json.loads(file.read_text())) for s, file in found if file.exists()]
+    if missing := [s.title for s, file in found if not file.exists()]:
+        print(f"# the page stays as it is: {len(missing)} sections have not been measured here")
+        return
+    documents = [(s, json.loads(file.read_text())) for s, file in found]
     parts = [head([d for _, d in documents]), *(table(s, d) for s, d in documents)]
     engine = out / "engine.md"
     if engine.exists():
@@ -199,6 +202,7 @@ def write_page(out: Path) -> None:
     before, rest = PAGE.read_text().split(MARKERS[0])
     after = rest.split(MARKERS[1])[1]
     PAGE.write_text(before + "\n\n".join([MARKERS[0], *parts, MARKERS[1]]) + after)
+    print(f"# {PAGE.relative_to(ROOT)} is written")
 
 
 def main() -> None:
@@ -208,6 +212,8 @@ def main() -> None:
     parser.add_argument("--cpp", type=Path, help="folder of engine_benchmark, to run it too")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench")
     options = parser.parse_args()
+    if not any(options.only in section.title for section in SECTIONS):
+        parser.error(f"--only: no section's title holds {options.only!r}")
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     for section in SECTIONS:
@@ -215,8 +221,8 @@ def main() -> None:
             measure(section, options.out / f"{section.name}.json", options.patience_s)
     if options.cpp:
         (options.out / "engine.md").write_text(engine_table(options.cpp) + "\n")
+    print(f"# {time.perf_counter() - start:.0f} s in all")
     write_page(options.out)
-    print(f"# {time.perf_counter() - start:.0f} s in all; {PAGE.relative_to(ROOT)} is written")
 
 
 if __name__ == "__main__":
