@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hosts"))
 
-from netns import PORT, Hosts, why_not
+from netns import PORT, Hosts, congestion_controls, why_not
 
 from jaxring.cli import bench_table
 from jaxring.cli.bench import environment
@@ -40,7 +40,12 @@ def run(
         launcher += ["--coordinator", f"{hosts.address(0)}:{PORT}", "--per-host", str(per_host)]
         worker = ["-m", "jaxring.cli.bench_worker", str(folder / "spec.json")]
         both = [
-            hosts.popen(host, [*launcher, "--host-rank", str(host), *worker], JAXRING_SECRET=secret)
+            hosts.popen(
+                host,
+                [*launcher, "--host-rank", str(host), *worker],
+                JAXRING_SECRET=secret,
+                PYTHONSAFEPATH="1",  # not the source tree, where this may be run
+            )
             for host in range(2)
         ]
         texts = [popen.communicate(timeout=900)[0] for popen in both]
@@ -72,6 +77,8 @@ def main() -> None:
     parser.add_argument("--patience-s", type=float, default=10)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
+    if o.congestion not in ("", *congestion_controls()):
+        parser.error(f"--congestion: this kernel has {', '.join(congestion_controls())}")
     if reason := why_not():
         sys.exit(f"no hosts can be made here: {reason}")
     with tempfile.TemporaryDirectory(prefix="jaxring-bench-") as folder:

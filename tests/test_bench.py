@@ -1,5 +1,6 @@
 """`jaxring bench`: its arithmetic, its refusals, and real runs on devices and processes."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -218,6 +219,20 @@ def test_slope_of_every_collective(collective):
     line = bench_worker.Bench(what).measure(256)
     assert line["wrong"] == 0
     assert line["times_us"]["jaxring"] >= 0
+
+
+@pytest.mark.parametrize("count", [3, 1000])  # fewer elements than leaves too
+def test_every_leaf_is_checked(count, monkeypatch):
+    what = spec(processes=1, devices=jax.device_count(), leaves=5)
+    bench_of = bench_worker.Bench(what)
+    assert bench_of.check(count) == 0
+    kind = COLLECTIVES["allreduce"]
+    first_off = dataclasses.replace(
+        kind, ours=lambda xs, *where: [kind.ours(x, *where).at[:1].add(1) for x in xs]
+    )
+    monkeypatch.setitem(COLLECTIVES, "allreduce", first_off)
+    leaves = sum(piece > 0 for piece in bench_of.pieces(count))
+    assert bench_of.check(count) == leaves * what.ranks
 
 
 @pytest.mark.parametrize("outputs", ["donated", "in-place"])

@@ -148,7 +148,7 @@ class Bench:
                 return jnp.asarray(values_of_rank(rank, piece, dtype, spec.op))
 
             def shard(index):
-                rank = (index[0].start or 0) // piece
+                rank = (index[0].start or 0) // max(1, piece)  # a leaf may be empty
                 return values_of_rank(rank, piece, dtype, spec.op)
 
             sharding = NamedSharding(self.mesh, P(AXIS))
@@ -158,10 +158,10 @@ class Bench:
         return tuple(leaves) if len(leaves) > 1 else leaves[0]
 
     def by_rank(self, result: Any) -> dict[int, np.ndarray]:
-        """This process's results of a call with one leaf."""
+        """This process's results of one leaf."""
         if self.comm is not None:
             return {self.comm.rank: np.asarray(result)}
-        length = result.shape[0] // self.mesh.size
+        length = max(1, result.shape[0] // self.mesh.size)
         shards = result.addressable_shards
         return {(s.index[0].start or 0) // length: np.asarray(s.data) for s in shards}
 
@@ -201,12 +201,17 @@ class Bench:
     def check(self, count: int) -> int | None:
         """The number of wrong elements of a call by itself."""
         spec = self.spec
-        if not spec.check or spec.leaves > 1:
+        if not spec.check:
             return None
         alone = Bench.__new__(Bench)
         alone.__dict__ = {**self.__dict__, "spec": replace(spec, outputs="fresh", chain=0)}
         contender = alone.contenders(count)[0]
-        return count_wrong(spec, count, self.by_rank(contender.call(contender.operand)))
+        result = contender.call(contender.operand)
+        leaves = result if self.spec.leaves > 1 else (result,)
+        return sum(
+            count_wrong(spec, piece, self.by_rank(leaf))
+            for piece, leaf in zip(self.pieces(count), leaves, strict=True)
+        )
 
     def rounds(self, contenders: list[Contender]) -> int:
         """Contenders take turns; how many rounds met the machine's slow mode, on process 0."""
